@@ -1,0 +1,201 @@
+"""The messages of one request, in the order they travel.
+
+``GenerateRequest`` → ``Reserved`` → ``Prefilled`` → ``KVReady`` → ``TokenBatch`` … →
+``TextDelta`` … → ``Finished``
+
+All are frozen: a message that crossed a thread is nobody's to change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .errors import TilertStreamError
+
+__all__ = (
+    "FinishReason",
+    "Finished",
+    "GenerateRequest",
+    "Harvest",
+    "KVReady",
+    "Limits",
+    "Prefilled",
+    "PromptUsage",
+    "Reserved",
+    "Sampling",
+    "TextDelta",
+    "TokenBatch",
+    "TokenLogprob",
+)
+
+FinishReason: TypeAlias = Literal[
+    "stop", "length", "tool_calls", "content_filter", "cancelled", "error"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a token stream: the last message of every request, success or not.
+
+    ``reason`` is ``"error"`` exactly when ``error`` is set.
+    """
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    """The stop string or the stop token id that ended it; None for the model's own EOS."""
+    error: TilertStreamError | None = None
+
+    @classmethod
+    def failed(cls, error: TilertStreamError) -> Finished:
+        """The end of a request that failed with ``error``."""
+        return cls("error", error=error)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. The defaults are vLLM's; temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+    min_p: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where a token sequence ends: the one rule that hand-off, engines and writers share.
+
+    The first token, which prefill makes, counts like any other.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    """Until so many tokens exist, no stop token may be drawn (the engine masks them)."""
+    eos_ids: frozenset[int] = frozenset()
+    """The model's own stop tokens; empty with ``ignore_eos``."""
+    stop_ids: frozenset[int] = frozenset()
+    """The request's ``stop_token_ids``."""
+
+    def stop_mask(self, emitted: int) -> frozenset[int]:
+        """The ids that must not be drawn as token number ``emitted`` (counted from 0)."""
+        return self.eos_ids | self.stop_ids if emitted < self.min_tokens else frozenset()
+
+    def cut(self, ids: Sequence[int], emitted: int) -> tuple[int, Finished | None]:
+        """Where ``ids``, coming after ``emitted`` earlier tokens, end the request.
+
+        Returns how many of ``ids`` belong to the answer, and the end if it is among them. The
+        stop token itself is counted, its text is never emitted. A stop token that comes before
+        ``min_tokens`` (an engine that cannot mask) does not end the request.
+        """
+        room = self.max_tokens - emitted
+        for index, token in enumerate(ids[:room]):
+            if emitted + index + 1 >= self.min_tokens:
+                if token in self.stop_ids:
+                    return index + 1, Finished("stop", stop_reason=token)
+                if token in self.eos_ids:
+                    return index + 1, Finished("stop")
+        if len(ids) >= room:
+            return room, Finished("length")
+        return len(ids), None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What is to be generated, free of any wire format."""
+
+    id: str
+    """Unique in this process and its cluster: hex digits, no dash."""
+    prompt_ids: tuple[int, ...]
+    limits: Limits
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    """Stop strings; none is empty."""
+    include_stop: bool = False
+    """Whether the stop string stays in the text."""
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A decode slot is ours: from here on the request is accepted."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUsage:
+    """What prefill says of the prompt, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int | None = None
+    """Tokens served from a prefix cache; None where prefill does not report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (natural) of a drawn token, and of the most likely ones beside it."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Token ids that came out of one chain (or the first token, out of prefill)."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One an id, or None where they were not asked for."""
+    ends_with_stop: bool = False
+    """The last id is the stop token that ended the request: counted, its text never emitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The prompt has been computed: the first token exists, the KV cache is on its way."""
+
+    reserved: Reserved
+    first: TokenBatch
+    """Exactly one id."""
+    kv: object
+    """The KV cache as prefill hands it over; only the decode side looks inside."""
+    usage: PromptUsage
+
+
+@dataclass(frozen=True, slots=True)
+class KVReady:
+    """The KV cache is in the decode slot: ``sequence`` can be advanced."""
+
+    sequence: object
+    """The decode side's own handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """What one chain of an engine yields: ids, and the end if they contain it."""
+
+    batch: TokenBatch
+    finished: Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text, and the tokens it came from.
+
+    ``ends[i]`` is the offset in ``text`` (in characters) at which token ``i``'s text ends; the
+    offsets never fall. A character that several tokens spell belongs to the one that completes
+    it. A token whose text a later stage holds back travels with the last of its text, so that
+    counts and log-probabilities stay beside the text they belong to.
+    """
+
+    text: str
+    ids: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None

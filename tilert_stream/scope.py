@@ -1,0 +1,35 @@
+"""Everything that belongs to one request while it lives, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .events import PromptUsage
+
+if TYPE_CHECKING:
+    from .events import GenerateRequest, TokenBatch
+    from .lease import Lease
+    from .lifecycle import Lifecycle
+    from .mailbox import Mailbox
+    from .trace import Trace
+
+__all__ = ("RequestScope",)
+
+
+@dataclass(slots=True)
+class RequestScope:
+    """What the stages of one request share. Made by ``Pipeline.open``, gone when it exits."""
+
+    request: GenerateRequest
+    lease: Lease
+    """What the request holds; releasing it gives everything back."""
+    mailbox: Mailbox[TokenBatch]
+    """The only hop a token pays."""
+    lifecycle: Lifecycle
+    trace: Trace | None = None
+    usage: PromptUsage = field(init=False)
+    """The prompt's tokens: counted here, until prefill reports its own count."""
+
+    def __post_init__(self) -> None:
+        self.usage = PromptUsage(len(self.request.prompt_ids))
