@@ -1,0 +1,27 @@
+"""The backend matrix: every async test runs on asyncio, asyncio with uvloop, and trio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+BACKENDS = [
+    pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+    pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+    pytest.param(("trio", {}), id="trio"),
+]
+
+
+@pytest.fixture(params=BACKENDS)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_in_the_loop() -> Iterator[BlockBuster]:
+    """Fail a test in which the library blocks the event loop."""
+    with blockbuster_ctx("tilert_stream") as blockbuster:
+        yield blockbuster
