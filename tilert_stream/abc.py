@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from .events import Finished
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from .events import (
+        Finished,
         GenerateRequest,
         Harvest,
         KVReady,
@@ -90,14 +89,18 @@ class Transform(Protocol[In_contra, Out_co]):
     """A synchronous piece of a stream; neighbours are fused into one call."""
 
     def feed(self, item: In_contra, /) -> Iterable[Out_co | Finished]:
-        """Take one item; yield what is ready. After a yielded ``Finished`` nothing is fed."""
+        """Take one item; yield what is ready.
+
+        A yielded ``Finished`` ends the request early and is this transform's last word: neither
+        ``feed`` nor ``finish`` is called on it again.
+        """
         ...
 
     def finish(self, outcome: Finished, /) -> Iterable[Out_co | Finished]:
         """Yield what was held back. A yielded ``Finished`` replaces ``outcome``.
 
-        Called exactly once, on every end but a cancelled request's: also after ``feed`` has
-        yielded ``Finished`` (then with that one).
+        Called once, on every end that comes from the left, an error included. It is not called
+        when the request is cancelled or a stage on the right has ended it: nobody would read it.
         """
         ...
 
@@ -124,10 +127,10 @@ class Send(Protocol[In_contra]):
 
 
 @runtime_checkable
-class Stage(Protocol[In, Out]):
+class Stage(Protocol[In_contra, Out_co]):
     """A piece of a stream that awaits (a moderation call, a database): pays for a channel."""
 
-    async def run(self, receive: Receive[In], send: Send[Out], /) -> None:
+    async def run(self, receive: Receive[In_contra], send: Send[Out_co], /) -> None:
         """Read ``receive`` to its end. Returning passes its outcome on."""
         ...
 

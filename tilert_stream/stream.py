@@ -1,0 +1,127 @@
+"""One request running through a pipeline, as its reader sees it.
+
+::
+
+    producer task                          writer: whoever iterates over the Stream
+    Reserve ▸ Prefill ▸ ImportKV ▸ Decode ──► Mailbox ──► [ transforms, fused ] ──► items of a wake
+
+Nothing runs between the mailbox and the reader but plain calls, until a stage of the user awaits:
+then each such stage gets a task and a bounded channel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from anyio import CancelScope
+
+from .channels import StageRunner
+from .errors import Cancelled
+from .events import Finished
+from .fusion import fuse, stage_error
+from .lifecycle import State
+from .link import Kind
+from .trace import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anyio.abc import TaskGroup
+
+    from .abc import Source, Step
+    from .fusion import Chain
+    from .link import Link
+    from .scope import RequestScope
+
+__all__ = ("Stream",)
+
+Out = TypeVar("Out")
+
+
+class Stream(Generic[Out]):
+    """The answer of one request: iterate over it, then ``close`` it.
+
+    Each iteration yields a non-empty list: everything that one wake has made ready.
+
+    :param links: the whole pipeline.
+    :param coalesce: seconds to wait for more after each wake; 0 sends what is there.
+    """
+
+    def __init__(self, links: Sequence[Link], scope: RequestScope, *, coalesce: float = 0) -> None:
+        self.scope = scope
+        self.outcome: Finished | None = None
+        """How the answer ended. Known together with its last items; None while it runs."""
+        self._coalesce = coalesce
+        self._cancel_scope = CancelScope()
+        self._upstream = [link for link in links if link.kind in (Kind.STEP, Kind.SOURCE)]
+        head, segments = fuse(links[len(self._upstream) :], scope)
+        self._head = cast("Chain[object, Out]", head)
+        self._stages: StageRunner[Out] | None = None
+        if segments:
+            self._stages = StageRunner(scope.mailbox, head, segments)
+
+    def start(self, task_group: TaskGroup) -> None:
+        """Let the request begin, in a task of ``task_group``. It never raises there."""
+        task_group.start_soon(self._run, name=f"request {self.scope.request.id}")
+
+    async def _run(self) -> None:
+        with self._cancel_scope:
+            if self._stages is None:
+                await self._produce()
+            else:
+                await self._stages.run(self._produce)
+
+    async def _produce(self) -> None:
+        """Steps one after another, then the source: the life of the request up to its tokens."""
+        scope = self.scope
+        item: object = scope.request
+        for link in self._upstream:
+            try:
+                with Span(scope.trace, scope.request.id, link.name):
+                    if link.kind is Kind.SOURCE:
+                        await cast("Source[object, object]", link.target).produce(item, scope)
+                        return
+                    item = await cast("Step[object, object]", link.target).call(item, scope)
+            except Exception as error:  # noqa: BLE001 - a step may raise anything; it ends its request
+                item = Finished.failed(stage_error(link.name, error))
+            if isinstance(item, Finished):
+                scope.mailbox.put(item)
+                return
+
+    def __aiter__(self) -> Stream[Out]:
+        return self
+
+    async def __anext__(self) -> list[Out]:
+        """What the next wake has made ready. Always a checkpoint.
+
+        A failed request ends the iteration like any other: look at ``outcome``.
+        """
+        mailbox = self.scope.mailbox
+        while self.outcome is None:
+            if self._stages is not None:
+                items, self.outcome = await self._stages.receive()
+            else:
+                await mailbox.wait()
+                if self._coalesce:
+                    await mailbox.linger(self._coalesce)
+                items = self._head.run(mailbox.drain())
+                self.outcome = self._head.outcome
+            if items:
+                return items
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """End the request if it still runs, and give back all it holds. Sync, idempotent."""
+        outcome = self.outcome
+        if outcome is None:
+            gone = Cancelled("the reader left before the end")
+            outcome = self.outcome = Finished("cancelled", error=gone)
+        self.scope.lifecycle.end(_END.get(outcome.reason, State.DONE))
+        self.scope.mailbox.close()
+        self.scope.lease.release(outcome.reason)
+        if self._stages is not None:
+            self._stages.close()
+        self._cancel_scope.cancel()
+
+
+_END = {"error": State.FAILED, "cancelled": State.CANCELLED}
