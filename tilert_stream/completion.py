@@ -35,6 +35,16 @@ class Completion(Generic[T]):
         """Whether the outcome is known."""
         return self._done
 
+    @property
+    def value(self) -> T:
+        """What ``set`` was given.
+
+        :raises RuntimeError: there is no value.
+        """
+        if not self._done or self._error is not None:
+            raise RuntimeError("this completion has no value")
+        return cast("T", self._value)
+
     def set(self, value: T) -> bool:
         """Complete with ``value``. From any thread.
 

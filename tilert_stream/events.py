@@ -126,6 +126,8 @@ class Reserved:
     """A decode slot is ours: from here on the request is accepted."""
 
     slot: int
+    grant: object = None
+    """The decode side's own handle on it."""
 
 
 @dataclass(frozen=True, slots=True)

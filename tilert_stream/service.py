@@ -1,0 +1,162 @@
+"""The running whole: a pipeline, and the engines' threads behind it.
+
+Embedded without HTTP::
+
+    async with service:
+        async for delta in service.stream(request):
+            print(delta.text, end="")
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from anyio import AsyncContextManagerMixin, CancelScope, create_task_group, to_thread
+
+from .completion import Completion
+from .errors import NotReady
+from .lease import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from anyio.abc import TaskGroup
+
+    from .abc import Transform
+    from .errors import EngineDied
+    from .events import GenerateRequest
+    from .pipeline import Pipeline
+    from .scope import RequestScope
+    from .stream import Stream
+    from .trace import Trace
+
+__all__ = ("Service", "Worker")
+
+Out = TypeVar("Out")
+Encoded = TypeVar("Encoded")
+
+
+class Worker(Protocol):
+    """An engine's owner thread."""
+
+    def start(self, on_death: Callable[[EngineDied], object], /) -> None:
+        """Start the thread; it calls ``on_death`` if its engine dies."""
+        ...
+
+    def stop(self) -> None:
+        """End the thread; waits for its present turn."""
+        ...
+
+
+class Service(AsyncContextManagerMixin, Generic[Out]):
+    """Enter it once, before the first request; it can be entered again after it was left.
+
+    :param pipeline: what a request runs through, up to its text.
+    :param workers: started on entry, stopped on exit.
+    :param trace: called at each step of each request.
+    :param coalesce: seconds to wait for more tokens after each wake; 0 sends what is there.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline[Out],
+        *,
+        workers: Sequence[Worker] = (),
+        trace: Trace | None = None,
+        coalesce: float = 0,
+    ) -> None:
+        self.pipeline = pipeline
+        self.ledger = Ledger()
+        """What all requests together hold; empty when none lives."""
+        self._workers = workers
+        self._trace = trace
+        self._coalesce = coalesce
+        self._tasks: TaskGroup | None = None
+        self._died: Completion[EngineDied] | None = None
+        self._draining = False
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Service[Out]]:
+        if self._tasks is not None:
+            raise NotReady("this service has been entered already")
+        died = self._died = Completion()
+        try:
+            async with create_task_group() as self._tasks:
+                for worker in self._workers:
+                    worker.start(died.set)
+                try:
+                    yield self
+                finally:
+                    self._tasks.cancel_scope.cancel()
+        finally:
+            self._tasks = None
+            with CancelScope(shield=True):
+                for worker in self._workers:
+                    await to_thread.run_sync(worker.stop)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a new request has a fair chance: entered, not draining, every engine alive."""
+        died = self._died
+        return self._tasks is not None and not self._draining and not (died and died.done)
+
+    def drain(self) -> None:
+        """Turn ``ready`` false: load balancers look elsewhere, requests are still served."""
+        self._draining = True
+
+    async def died(self) -> EngineDied:
+        """Wait for the death of an engine; the process should end with it."""
+        return await self._entered()[1].wait()
+
+    def _entered(self) -> tuple[TaskGroup, Completion[EngineDied]]:
+        if self._tasks is None or self._died is None:
+            raise NotReady(
+                "the service is not running: enter it first ('async with service:'); mounted in"
+                " another ASGI app, enter app.lifespan in that app's own lifespan"
+            )
+        return self._tasks, self._died
+
+    def open(
+        self,
+        request: GenerateRequest,
+        encode: Callable[[RequestScope], Transform[Out, Encoded]],
+    ) -> AbstractAsyncContextManager[Stream[Encoded]]:
+        """Run ``request``, its text going through ``encode``; leaving gives everything back.
+
+        :raises ~tilert_stream.errors.NotReady: the service has not been entered.
+        :raises ~tilert_stream.errors.EngineDied: an engine is dead.
+        """
+        _, died = self._entered()
+        if died.done:
+            raise died.value
+        pipeline: Pipeline[Encoded] = self.pipeline.then(encode, name="encode")
+        return pipeline.open(
+            request, ledger=self.ledger, trace=self._trace, coalesce=self._coalesce
+        )
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[Out]:
+        """The answer to ``request``, item by item, without any wire format.
+
+        Leaving the loop early, with ``aclose`` or by cancellation, stops the engine.
+
+        :raises ~tilert_stream.errors.TilertStreamError: the request failed.
+        """
+        # The producer lives in the service's task group: a generator must not yield inside one of
+        # its own, and closing the stream is synchronous.
+        tasks, died = self._entered()
+        if died.done:
+            raise died.value
+        stream: Stream[Any] = self.pipeline.stream(
+            request, ledger=self.ledger, trace=self._trace, coalesce=self._coalesce
+        )
+        stream.start(tasks)
+        try:
+            async for items in stream:
+                for item in items:
+                    yield item
+        finally:
+            stream.close()
+        if stream.outcome is not None and stream.outcome.error is not None:
+            raise stream.outcome.error

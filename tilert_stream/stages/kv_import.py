@@ -1,0 +1,29 @@
+"""``Prefilled`` → ``KVReady``: the KV cache comes into the decode slot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilert_stream.lifecycle import State
+
+if TYPE_CHECKING:
+    from tilert_stream.abc import DecodeNode
+    from tilert_stream.events import Finished, KVReady, Prefilled
+    from tilert_stream.scope import RequestScope
+
+__all__ = ("ImportKV",)
+
+
+class ImportKV:
+    """Awaits the event that the KV cache has landed, and its import."""
+
+    def __init__(self, node: DecodeNode) -> None:
+        self._node = node
+
+    async def call(self, item: Prefilled, scope: RequestScope) -> KVReady | Finished:
+        """Import the KV cache.
+
+        :raises ~tilert_stream.errors.EngineFault: its shape is not the slot's.
+        """
+        scope.lifecycle.move(State.IMPORTING_KV)
+        return await self._node.import_kv(item, scope)

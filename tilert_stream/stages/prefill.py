@@ -1,0 +1,40 @@
+"""``Reserved`` → ``Prefilled``: the prompt is computed, and the first token leaves.
+
+The first token goes into the mailbox before the KV cache is imported, so that its cost is never
+part of the time to first token. A first token that ends the request ends it here: the decode side
+is never asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tilert_stream.lifecycle import State
+
+if TYPE_CHECKING:
+    from tilert_stream.abc import PrefillNode
+    from tilert_stream.events import Finished, Prefilled, Reserved
+    from tilert_stream.scope import RequestScope
+
+__all__ = ("Prefill",)
+
+
+class Prefill:
+    """Calls the prefill node, and hands over its first token."""
+
+    def __init__(self, node: PrefillNode) -> None:
+        self._node = node
+
+    async def call(self, item: Reserved, scope: RequestScope) -> Prefilled | Finished:
+        """Compute the prompt; ``Finished`` if the first token is also the last."""
+        scope.lifecycle.move(State.PREFILLING)
+        prefilled = await self._node.prefill(item, scope)
+        scope.usage = prefilled.usage
+        _, finished = scope.request.limits.cut(prefilled.first.ids, 0)
+        if finished is None:
+            scope.mailbox.put(prefilled.first)
+            return prefilled
+        stopped = finished.reason == "stop"
+        scope.mailbox.put(replace(prefilled.first, ends_with_stop=stopped))
+        return finished

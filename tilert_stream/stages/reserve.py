@@ -1,0 +1,35 @@
+"""``GenerateRequest`` → ``Reserved``: from here on the request is accepted.
+
+Everything that can refuse a request cheaply (no slot, no room in the window) does so here, before
+a prompt is computed for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilert_stream.lifecycle import State
+
+if TYPE_CHECKING:
+    from tilert_stream.abc import DecodeNode
+    from tilert_stream.events import Finished, GenerateRequest, Reserved
+    from tilert_stream.scope import RequestScope
+
+__all__ = ("Reserve",)
+
+
+class Reserve:
+    """Claims a decode slot for the request."""
+
+    def __init__(self, node: DecodeNode) -> None:
+        self._node = node
+
+    async def call(self, item: GenerateRequest, scope: RequestScope) -> Reserved | Finished:
+        """Wait in line for a slot.
+
+        :raises ~tilert_stream.errors.Busy: none came free in time, or the line is full.
+        :raises ~tilert_stream.errors.ContextLengthExceeded: the request can never fit.
+        """
+        reserved = await self._node.reserve(item, scope)
+        scope.lifecycle.move(State.RESERVED)
+        return reserved
