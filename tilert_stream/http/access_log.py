@@ -1,0 +1,45 @@
+"""One line a request: who asked what, what was answered, how long it took."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+__all__ = ("AccessRecord", "logger")
+
+logger = logging.getLogger("tilert_stream.access")
+
+CLIENT_GONE = 499
+"""The status of an answer that nobody waited for (nginx's number; never sent)."""
+
+
+@dataclass(slots=True)
+class AccessRecord:
+    """What is known of one request; filled in while it is answered."""
+
+    client: str
+    request: str = "-"
+    """Method, target and version, as received."""
+    request_id: str = "-"
+    """``x-request-id`` of the answer, else of the request."""
+    status: int = CLIENT_GONE
+    sent: int = 0
+    """Bytes of body."""
+    ending: str = "complete"
+    """``complete``, ``gone`` (the client left), ``cut`` (by us) or ``refused`` (never an app's)."""
+    began: float = field(default_factory=time.perf_counter)
+
+    def write(self) -> None:
+        """Log the line, at level info."""
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(
+                '%s "%s" %d %d B %.1f ms %s %s',
+                self.client,
+                self.request,
+                self.status,
+                self.sent,
+                (time.perf_counter() - self.began) * 1e3,
+                self.ending,
+                self.request_id,
+            )

@@ -1,0 +1,328 @@
+"""The life of one connection: request heads in, an exchange each, and the right way to close.
+
+::
+
+    wait for a head ─► exchange ─► answered, kept alive ─┐
+          ▲                │                             │
+          └────────────────┼─────────────────────────────┘
+                           ├─► answered, to be closed    FIN, and reading on if input is unread
+                           ├─► refused by the server     the error, then as above
+                           ├─► cut (the app gave up)     FIN where the framing shows it, else RST
+                           └─► client gone               RST
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import h11
+
+from ..errors import BodyTooLarge, TilertStreamError
+from .access_log import AccessRecord
+from .errors import (
+    ClientGone,
+    HeadersTooLarge,
+    HTTPVersionNotSupported,
+    InternalError,
+    MalformedRequest,
+    RequestTimeout,
+    UnsupportedRequest,
+)
+from .exchange import Exchange
+from .refusal import refusal, refusal_for
+from .scope import http_scope
+from .sockets import SocketWriter, close, end_output, receive_some, reset, wait_delivered
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.types import ASGIApp, Scope
+
+    from .ledger import Ledger
+    from .scope import Address
+    from .settings import ServerSettings
+
+__all__ = ("Connection",)
+
+logger = logging.getLogger("tilert_stream.http")
+
+LINGER_BYTES = 1024 * 1024
+"""How much a closing connection reads and throws away."""
+
+
+class Connection:
+    """One accepted socket, from the first byte to the close.
+
+    :param state: what the app's lifespan left for its requests; None without lifespan.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        client: Address | None,
+        server: Address | None,
+        app: ASGIApp,
+        settings: ServerSettings,
+        ledger: Ledger,
+        state: dict[str, object] | None,
+    ) -> None:
+        self._sock = sock
+        self._client = client
+        self._server = server
+        self._app = app
+        self._settings = settings
+        self._ledger = ledger
+        self._state = state
+        self._name = f"{client[0]}:{client[1]}" if client else "unix"
+        self._writer = SocketWriter(sock, settings.write_stall_timeout)
+        self._conn = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.max_header_bytes)
+        self._idle: anyio.CancelScope | None = None
+        self._input_ended = False
+        self._resets = False
+        ledger.enter(self)
+
+    async def run(self) -> None:
+        """Serve requests until the connection ends; never raises for what client or app do."""
+        try:
+            while await self._serve_one():
+                self._conn.start_next_cycle()
+        except ClientGone as error:
+            self._resets = True
+            logger.info("%s: %s", self._name, error)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the socket now, whatever is going on. Idempotent."""
+        if self._resets:
+            reset(self._sock)
+        else:
+            close(self._sock)
+        self._ledger.leave(self)
+
+    def close_if_idle(self) -> None:
+        """End the connection if it waits for a request of which no byte has come."""
+        if self._idle is not None:
+            self._idle.cancel()
+
+    # --- one request -------------------------------------------------------------------------
+
+    async def _serve_one(self) -> bool:
+        """Take one request through; whether the connection goes on."""
+        record = AccessRecord(self._name)
+        request: h11.Request | None = None
+        try:
+            request = await self._next_request()
+            if request is None:
+                return False
+            record = self._begin_record(request)
+            self._check(request)
+            scope = http_scope(
+                request,
+                client=self._client,
+                server=self._server,
+                root_path=self._settings.root_path,
+                state=self._state,
+            )
+            exchange = self._exchange(request, record)
+            exchange.parse()
+        except TilertStreamError as error:
+            await self._refuse(error, record, head_only=_is_head(request))
+            if self._settings.access_log:
+                record.write()
+            return False
+        try:
+            self._ledger.requests += 1
+            self._ledger.requests_total += 1
+            # Until the exchange has ended well, closing must not look like the end of a body.
+            self._resets = True
+            return await self._answer(scope, exchange, record, head_only=_is_head(request))
+        finally:
+            self._ledger.requests -= 1
+            self._resets = not exchange.complete and (
+                exchange.close_delimited or (exchange.gone is not None and exchange.refused is None)
+            )
+            if self._settings.access_log:
+                record.write()
+
+    async def _next_request(self) -> h11.Request | None:
+        """Wait for the head of the next request; None: there will be none.
+
+        :raises ~tilert_stream.errors.TilertStreamError: what came is no request that we serve.
+        """
+        settings = self._settings
+        begun = bool(self._conn.trailing_data[0])
+        if self._ledger.draining:
+            return None
+        with anyio.CancelScope() as scope:
+            self._idle = None if begun else scope
+            _limit(scope, settings.header_timeout if begun else settings.idle_timeout)
+            while True:
+                try:
+                    event = self._conn.next_event()
+                except h11.RemoteProtocolError as error:
+                    if self._input_ended:
+                        raise ClientGone("the client closed the connection in a request") from error
+                    raise refusal_for(error, settings.max_header_bytes) from error
+                if isinstance(event, h11.Request):
+                    self._idle = None
+                    return event
+                if isinstance(event, h11.ConnectionClosed):
+                    return None
+                data = await receive_some(self._sock)
+                self._input_ended = not data
+                self._conn.receive_data(data)
+                if not begun and data:
+                    begun = True
+                    self._idle = None
+                    _limit(scope, settings.header_timeout)
+        if not begun or self._ledger.draining:
+            return None
+        raise RequestTimeout(
+            f"The headers were not complete after {settings.header_timeout} s; send them at once."
+        )
+
+    def _begin_record(self, request: h11.Request) -> AccessRecord:
+        line = b"%b %b HTTP/%b" % (request.method, request.target, request.http_version)
+        record = AccessRecord(self._name, line.decode("latin-1"))
+        for name, value in request.headers:
+            if name == b"x-request-id":
+                record.request_id = value.decode("latin-1")
+        return record
+
+    def _check(self, request: h11.Request) -> None:
+        """Refuse what the server does not do, before any of the body is read."""
+        if not request.http_version.startswith(b"1."):
+            raise HTTPVersionNotSupported(
+                f"HTTP/{request.http_version.decode('ascii')} is not spoken here; use HTTP/1.1."
+            )
+        if request.method == b"CONNECT":
+            raise UnsupportedRequest("CONNECT is not supported: this is no proxy.")
+        names = {name for name, _ in request.headers}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            # A proxy in front may have gone by the other one (RFC 9112, 6.1).
+            raise MalformedRequest(
+                "The request has both Content-Length and Transfer-Encoding; send one of them.",
+                param="Content-Length",
+            )
+        limit = self._settings.max_header_bytes
+        size = len(request.method) + len(request.target)
+        for name, value in request.headers:
+            size += len(name) + len(value) + 4
+            if name == b"content-length" and int(value) > self._settings.max_body_bytes:
+                raise BodyTooLarge(
+                    f"Content-Length is {value.decode('ascii')}; at most "
+                    f"{self._settings.max_body_bytes} bytes are taken.",
+                    param="Content-Length",
+                )
+        if size > limit:
+            raise HeadersTooLarge(
+                f"The request line and headers are {size} bytes; at most {limit} are taken."
+            )
+
+    def _exchange(self, request: h11.Request, record: AccessRecord) -> Exchange:
+        return Exchange(
+            self._conn,
+            request,
+            self._sock,
+            self._writer,
+            self._settings,
+            record,
+            closing=lambda: self._ledger.draining,
+            input_ended=self._input_ended,
+        )
+
+    async def _answer(
+        self, scope: Scope, exchange: Exchange, record: AccessRecord, *, head_only: bool
+    ) -> bool:
+        failure: Exception | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(exchange.listen, group.cancel_scope)
+            try:
+                await self._app(scope, exchange.receive, exchange.send)
+            except Exception as error:  # noqa: BLE001 - an app's failure ends its connection only
+                failure = error
+            group.cancel_scope.cancel()
+        self._input_ended = exchange.input_ended
+        return await self._conclude(exchange, failure, record, head_only=head_only)
+
+    async def _conclude(
+        self,
+        exchange: Exchange,
+        failure: Exception | None,
+        record: AccessRecord,
+        *,
+        head_only: bool,
+    ) -> bool:
+        if exchange.complete:
+            if failure is not None:
+                logger.error("The app failed after answering %s", record.request, exc_info=failure)
+            keep = failure is None and self._conn.states == _BOTH_DONE and exchange.gone is None
+            if not keep and not exchange.input_clean:
+                await self._linger()
+            return keep and not self._ledger.draining
+        if exchange.refused is not None and not exchange.head_left:
+            await self._refuse(exchange.refused, record, head_only=head_only)
+        elif exchange.refused is None and exchange.gone is not None:
+            self._ledger.gone_total += 1
+            record.ending = "gone"
+            logger.info("%s: %s", self._name, exchange.gone)
+        elif exchange.head_left:
+            if failure is not None and exchange.refused is None:
+                logger.error("The app failed in its answer to %s", record.request, exc_info=failure)
+            await self._cut(exchange, record)
+        else:
+            logger.error("The app gave no answer to %s", record.request, exc_info=failure)
+            error = InternalError("The server failed to answer; its log has the reason.")
+            await self._refuse(error, record, head_only=head_only)
+        return False
+
+    # --- endings -----------------------------------------------------------------------------
+
+    async def _refuse(
+        self, error: TilertStreamError, record: AccessRecord, *, head_only: bool
+    ) -> None:
+        self._ledger.refused_total += 1
+        record.status = error.status
+        record.ending = "refused"
+        logger.info("%s: %d %s", self._name, error.status, error)
+        # A writer of its own: the exchange's may have been told that it is over.
+        writer = SocketWriter(self._sock, self._settings.linger_timeout)
+        with suppress(ClientGone):
+            await writer.write(refusal(error, head_only=head_only))
+            await self._linger()
+
+    async def _cut(self, exchange: Exchange, record: AccessRecord) -> None:
+        """End an answer short, so that the client can tell, and has what was sent before."""
+        self._ledger.cut_total += 1
+        record.ending = "cut"
+        if exchange.close_delimited:
+            await wait_delivered(self._sock, self._settings.linger_timeout)
+        elif not exchange.input_clean:
+            await self._linger()
+
+    async def _linger(self) -> None:
+        """Read on for a while: closing with unread input would reset the answer on its way."""
+        end_output(self._sock)
+        unread = LINGER_BYTES
+        with suppress(ClientGone), anyio.move_on_after(self._settings.linger_timeout):
+            while unread > 0:
+                data = await receive_some(self._sock)
+                if not data:
+                    return
+                unread -= len(data)
+
+
+_BOTH_DONE = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
+
+
+def _limit(scope: anyio.CancelScope, seconds: float | None) -> None:
+    scope.deadline = math.inf if seconds is None else anyio.current_time() + seconds
+
+
+def _is_head(request: h11.Request | None) -> bool:
+    return request is not None and request.method == b"HEAD"

@@ -1,0 +1,306 @@
+"""One request and its answer: h11 events on the one side, ASGI messages on the other.
+
+``listen`` reads the socket for as long as the app runs. It fills the request's body, keeps what
+is pipelined behind it, and is how a client that leaves is noticed at once. ``receive`` and
+``send`` are what the app is called with.
+
+Rules
+
+1. The head of an answer leaves in one write with the first body message, and each later body
+   message is one write. Until the head has left, a failure can still become an HTTP status.
+2. Chunks are framed here: h11 keeps no state between the head and the end of a chunked body. It
+   does the head, the end, and counts a body with a Content-Length.
+3. ``receive`` says ``http.disconnect`` only when the client has gone or the last byte of the
+   answer has been handed over: apps cancel their writer when they see it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+import anyio.lowlevel
+import h11
+
+from ..errors import BodyTooLarge, TilertStreamError
+from .errors import ASGIViolation, ClientGone, RequestTimeout
+from .refusal import REASONS, http_date, refusal_for
+from .sockets import end_output, receive_some
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from starlette.types import Message
+
+    from .access_log import AccessRecord
+    from .settings import ServerSettings
+    from .sockets import SocketWriter
+
+__all__ = ("Exchange",)
+
+BODY_HIGH_WATER = 64 * 1024
+"""So much of a body is read ahead of the app. Past it the socket is left alone, so a client that
+leaves while its body goes unread is noticed by a failing write only."""
+
+Framing = Literal["chunked", "length", "close", "none"]
+
+
+class Exchange:
+    """One request ↔ one answer, on a connection that may carry more of them.
+
+    :param record: the request's line in the access log.
+    :param closing: whether the connection must close after this answer (the server drains).
+    """
+
+    def __init__(
+        self,
+        conn: h11.Connection,
+        request: h11.Request,
+        sock: socket.socket,
+        writer: SocketWriter,
+        settings: ServerSettings,
+        record: AccessRecord,
+        closing: Callable[[], bool],
+        *,
+        input_ended: bool,
+    ) -> None:
+        self._conn = conn
+        self._sock = sock
+        self._writer = writer
+        self._settings = settings
+        self._record = record
+        self._closing = closing
+        self._bodiless = request.method == b"HEAD"
+        self._chunks_allowed = request.http_version >= b"1.1"
+        self._body = bytearray()
+        self._body_seen = 0
+        self._body_complete = False
+        self._body_delivered = False
+        self._pipelined = 0
+        self._changed = anyio.Event()
+        self._reading: anyio.CancelScope | None = None
+        self._consumed: anyio.Event | None = None
+        self._response: h11.Response | None = None
+        self._framing: Framing | None = None
+        self.input_ended = input_ended
+        """The client has closed its sending side (seen only with ``allow_half_close``)."""
+        self.gone: ClientGone | None = None
+        """Why nobody reads the answer any more."""
+        self.refused: TilertStreamError | None = None
+        """Why the server itself ends the request, in the middle of its body."""
+        self.head_left = False
+        """The client may have seen a status."""
+        self.complete = False
+        """The last byte of the answer has been handed to the kernel."""
+
+    @property
+    def close_delimited(self) -> bool:
+        """Whether the end of the connection is the end of the body."""
+        return self.head_left and self._framing == "close"
+
+    @property
+    def input_clean(self) -> bool:
+        """Whether the request was read to its end, and nothing more than that."""
+        return self._body_complete and not self._pipelined
+
+    # --- the socket's side -------------------------------------------------------------------
+
+    def parse(self) -> None:
+        """Take the body out of what has been read.
+
+        :raises ~tilert_stream.errors.TilertStreamError: the body is broken or too large.
+        """
+        while not self._body_complete:
+            try:
+                event = self._conn.next_event()
+            except h11.RemoteProtocolError as error:
+                raise refusal_for(error, self._settings.max_header_bytes) from error
+            if isinstance(event, h11.Data):
+                self._body += event.data
+                self._body_seen += len(event.data)
+                if self._body_seen > self._settings.max_body_bytes:
+                    raise BodyTooLarge(
+                        f"The body is longer than {self._settings.max_body_bytes} bytes."
+                    )
+            elif isinstance(event, h11.EndOfMessage):
+                self._body_complete = True
+                self._pipelined = len(self._conn.trailing_data[0])
+            else:
+                return
+            self._notify()
+
+    async def listen(self, scope: anyio.CancelScope) -> None:
+        """Read until the client leaves. ``scope`` is cancelled if its request must be refused."""
+        try:
+            while not self.input_ended:
+                while len(self._body) >= BODY_HIGH_WATER:
+                    self._consumed = anyio.Event()
+                    await self._consumed.wait()
+                self._take(await self._read())
+        except ClientGone as error:
+            self._leave(error)
+        except TilertStreamError as error:
+            self.refused = error
+            self._leave(ClientGone(f"the request was refused: {error}"))
+            scope.cancel()
+
+    async def _read(self) -> bytes:
+        if self._body_complete:
+            return await receive_some(self._sock)
+        # A client that waits for "100 Continue" owes nothing until the app asks for its body.
+        waits = self._conn.they_are_waiting_for_100_continue
+        with anyio.CancelScope() as self._reading:
+            if not waits:
+                self._limit_reading()
+            return await receive_some(self._sock)
+        raise RequestTimeout(
+            f"No byte of the body came for {self._settings.body_timeout} s; send it without pauses."
+        )
+
+    def _limit_reading(self) -> None:
+        if self._reading is not None and self._settings.body_timeout is not None:
+            self._reading.deadline = anyio.current_time() + self._settings.body_timeout
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            if not (self._body_complete and self._settings.allow_half_close):
+                raise ClientGone("the client closed the connection")
+            self.input_ended = True
+        self._conn.receive_data(data)
+        if not self._body_complete:
+            self.parse()
+            return
+        self._pipelined += len(data)
+        if self._pipelined > self._settings.max_pipelined_bytes:
+            raise ClientGone(
+                f"more than {self._settings.max_pipelined_bytes} bytes came behind the request"
+            )
+
+    def _leave(self, gone: ClientGone) -> None:
+        if self.gone is None:
+            self.gone = gone
+            self._writer.fail(gone)
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    # --- the app's side ----------------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """ASGI ``receive``: the body, then ``http.disconnect`` when there is one. A checkpoint."""
+        await anyio.lowlevel.checkpoint()
+        if self._conn.they_are_waiting_for_100_continue and self.gone is None:
+            interim = self._conn.send(h11.InformationalResponse(status_code=100, headers=[]))
+            self._limit_reading()
+            with suppress(ClientGone):
+                await self._write(interim)
+        while not (self.gone or self.complete):
+            if not self._body_delivered and (self._body or self._body_complete):
+                body = bytes(self._body)
+                self._body.clear()
+                self._body_delivered = self._body_complete
+                if self._consumed is not None:
+                    self._consumed.set()
+                return {
+                    "type": "http.request",
+                    "body": body,
+                    "more_body": not self._body_complete,
+                }
+            await self._changed.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """ASGI ``send``. Yields to other tasks as ``SocketWriter.write`` does.
+
+        :raises ClientGone: the client has left; an ``OSError``, as ASGI has it.
+        :raises ASGIViolation: the message is not allowed here.
+        :raises h11.LocalProtocolError: a header or the length of the body is invalid.
+        """
+        if self.gone is not None:
+            raise ClientGone(str(self.gone)) from self.gone
+        if self.complete:
+            raise ASGIViolation(f"{message['type']!r} was sent after the end of the answer.")
+        kind: str = message["type"]
+        if kind == "http.response.body":
+            await self._send_body(message.get("body", b""), more=message.get("more_body", False))
+        elif kind == "http.response.start":
+            self._start(message)
+        else:
+            raise ASGIViolation(f"{kind!r} is no message of an HTTP answer.")
+
+    def _start(self, message: Message) -> None:
+        if self._response is not None:
+            raise ASGIViolation("'http.response.start' was sent twice.")
+        headers: list[tuple[bytes, bytes]] = [
+            (bytes(name), bytes(value)) for name, value in message.get("headers", ())
+        ]
+        names = {name.lower() for name, _ in headers}
+        if b"date" not in names:
+            headers.append((b"date", http_date()))
+        status: int = message["status"]
+        self._response = h11.Response(
+            status_code=status, headers=headers, reason=REASONS.get(status, b"")
+        )
+
+    async def _send_body(self, body: bytes, *, more: bool) -> None:
+        if self._framing == "chunked" and more:
+            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        elif self._response is None:
+            raise ASGIViolation("'http.response.body' was sent before 'http.response.start'.")
+        else:
+            head = self._render_head(self._response) if self._framing is None else b""
+            data = head + self._frame(body, more=more)
+        if data:
+            self.head_left = True
+            await self._write(data)
+            if self._framing != "none":
+                self._record.sent += len(body)
+        if not more:
+            self.complete = True
+            if self._conn.our_state is h11.MUST_CLOSE:
+                # The app may go on for long (background tasks); the client is not to wait for it.
+                end_output(self._sock)
+            self._notify()
+
+    def _render_head(self, response: h11.Response) -> bytes:
+        # The client may still be sending a body that the app does not want, and could take the
+        # next request on this connection for lost; so the close is announced.
+        if self._closing() or not self._body_complete:
+            kept = [field for field in response.headers if field[0] != b"connection"]
+            response = h11.Response(
+                status_code=response.status_code,
+                headers=[*kept, (b"connection", b"close")],
+                reason=response.reason,
+            )
+        head = self._conn.send(response)
+        self._framing = self._choose_framing(response)
+        self._record.status = response.status_code
+        for name, value in response.headers:
+            if name == b"x-request-id":
+                self._record.request_id = value.decode("latin-1")
+        return head
+
+    def _choose_framing(self, response: h11.Response) -> Framing:
+        if self._bodiless or response.status_code in (204, 304):
+            return "none"
+        names = {name for name, _ in response.headers}
+        if b"content-length" in names and b"transfer-encoding" not in names:
+            return "length"
+        return "chunked" if self._chunks_allowed else "close"
+
+    def _frame(self, body: bytes, *, more: bool) -> bytes:
+        framed = b""
+        if body and self._framing != "none":
+            framed = self._conn.send(h11.Data(data=body))
+        return framed if more else framed + self._conn.send(h11.EndOfMessage())
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            await self._writer.write(data)
+        except ClientGone as error:
+            self._leave(error)
+            raise
