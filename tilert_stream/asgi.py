@@ -1,0 +1,177 @@
+"""The ASGI app: HTTP requests in, server-sent events or JSON out.
+
+Served by any ASGI server, or mounted in an existing app, whose lifespan then enters ours::
+
+    app = App(service, card)
+
+    @asynccontextmanager
+    async def lifespan(host):
+        async with app.lifespan():
+            yield
+
+    Starlette(routes=[Mount("/llm", app=app)], lifespan=lifespan)
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import orjson
+from starlette.routing import Route, Router
+
+from . import __version__
+from .auth import KeyRing
+from .errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
+from .openai.chat import parse_chat
+from .openai.completions import parse_completion
+from .openai.objects import model_list
+from .request_body import read_body
+from .response import ErrorResponse, JSONBody, StreamResponse
+from .stages.plain import EncodeJSON
+from .stages.sse import EncodeSSE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+
+    from starlette.types import Message, Receive, Scope, Send
+
+    from .events import GenerateRequest, TextDelta
+    from .model_card import ModelCard
+    from .openai.envelope import Envelope
+    from .service import Service
+
+    Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+    Parse = Callable[[bytes, ModelCard], tuple[GenerateRequest, Envelope]]
+
+__all__ = ("App",)
+
+logger = logging.getLogger(__name__)
+
+
+class App:
+    """OpenAI's chat and text completions over a service.
+
+    :param service: entered by ``lifespan``, which an ASGI server calls by itself.
+    :param card: the served model.
+    :param api_keys: one of them must come as bearer token with every ``/v1`` request; none: open.
+    :param max_body_bytes: a longer request body is refused with 413.
+    :param done_after_error: end a failed stream with ``[DONE]``, as some peers do, instead of
+        cutting it. Several clients then take it for a success.
+    """
+
+    def __init__(
+        self,
+        service: Service[TextDelta],
+        card: ModelCard,
+        *,
+        api_keys: Iterable[str] = (),
+        max_body_bytes: int = 32 * 1024 * 1024,
+        done_after_error: bool = False,
+    ) -> None:
+        self.service = service
+        self.card = card
+        self._keys = KeyRing(api_keys)
+        self._max_body_bytes = max_body_bytes
+        self._done_after_error = done_after_error
+        self._router = Router(
+            routes=[
+                Route("/v1/chat/completions", _Endpoint(POST=self._generate(parse_chat))),
+                Route("/v1/completions", _Endpoint(POST=self._generate(parse_completion))),
+                Route("/v1/models", _Endpoint(GET=self._models)),
+                Route("/health", _Endpoint(GET=_json({"status": "ok"}))),
+                Route("/ready", _Endpoint(GET=self._ready)),
+                Route("/version", _Endpoint(GET=_json({"version": __version__}))),
+            ],
+            redirect_slashes=False,
+            default=_not_found,
+            lifespan=lambda _app: self.lifespan(),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._router(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None]:
+        """Enter the service. A host that mounts the app does this in its own lifespan."""
+        async with self.service:
+            yield
+
+    def _generate(self, parse: Parse) -> Handler:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            self._keys.check(scope["headers"])
+            body = await read_body(scope, receive, self._max_body_bytes)
+            request, envelope = parse(body, self.card)
+            encode = (
+                EncodeSSE(envelope, done_after_error=self._done_after_error)
+                if envelope.stream
+                else EncodeJSON(envelope)
+            )
+            response = StreamResponse(
+                self.service.open(request, encode),
+                event_stream=envelope.stream,
+                headers=[(b"x-request-id", request.id.encode())],
+                cut_on_error=not self._done_after_error,
+            )
+            await response(scope, receive, send)
+
+        return handle
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._keys.check(scope["headers"])
+        await JSONBody(orjson.dumps(model_list([self.card])))(scope, receive, send)
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.service.ready:
+            raise NotReady("starting, draining, or without a living engine", retry_after=1)
+        await JSONBody(b'{"status":"ready"}')(scope, receive, send)
+
+
+class _Endpoint:
+    """One path: picks the method's handler, and answers every error as an OpenAI object."""
+
+    def __init__(self, **handlers: Handler) -> None:
+        if "GET" in handlers:
+            handlers.setdefault("HEAD", handlers["GET"])
+        self._handlers: Mapping[str, Handler] = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._handler(scope["method"])(scope, receive, watched)
+        except Cancelled:
+            logger.info("%s %s: the client left", scope["method"], scope["path"])
+        except TilertStreamError as error:
+            if started:
+                raise
+            await ErrorResponse(error, self._allow(error))(scope, receive, send)
+
+    def _handler(self, method: str) -> Handler:
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise MethodNotAllowed(f"{method} is not allowed here; use {self._methods()}")
+        return handler
+
+    def _methods(self) -> str:
+        return ", ".join(sorted(self._handlers))
+
+    def _allow(self, error: TilertStreamError) -> list[tuple[bytes, bytes]]:
+        allowed = isinstance(error, MethodNotAllowed)
+        return [(b"allow", self._methods().encode())] if allowed else []
+
+
+def _json(content: object) -> Handler:
+    return JSONBody(orjson.dumps(content))
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "http":
+        return
+    await ErrorResponse(NotFound(f"no such path: {scope['path']}"))(scope, receive, send)

@@ -1,0 +1,136 @@
+"""Answers as ASGI callables: from inside our app, or returned by an endpoint of somebody else's.
+
+In: a stream of encoded bytes. Out: ASGI messages. The head leaves together with the first bytes, so
+that every failure before them is a real HTTP status. A failure after them ends in a cut: the
+response is left without its last message, which is the one ending that every client counts as a
+failure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anyio import CancelScope, create_task_group
+
+from .openai.errors import error_body, error_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractAsyncContextManager
+
+    from starlette.types import Receive, Scope, Send
+
+    from .errors import TilertStreamError
+    from .events import Finished
+    from .stream import Stream
+
+__all__ = ("ErrorResponse", "JSONBody", "StreamResponse")
+
+Headers = list[tuple[bytes, bytes]]
+
+EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold the stream back otherwise
+]
+JSON: Headers = [(b"content-type", b"application/json")]
+
+
+class JSONBody:
+    """A whole body, known at once."""
+
+    def __init__(self, body: bytes, *, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = JSON):
+        self._status = status
+        self._headers = [*headers, (b"content-length", str(len(body)).encode())]
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self._status, "headers": self._headers}
+        )
+        await send({"type": "http.response.body", "body": self._body})
+
+
+class ErrorResponse(JSONBody):
+    """An error as the nested OpenAI object, under its own HTTP status."""
+
+    def __init__(self, error: TilertStreamError, headers: Headers | None = None) -> None:
+        super().__init__(
+            error_body(error),
+            status=error.status,
+            headers=[*error_headers(error), *(headers or [])],
+        )
+
+
+class StreamResponse:
+    """The answer of one request, while the client is there.
+
+    The client's leaving cancels everything that runs for it. Usable as the return value of a
+    Starlette or FastAPI endpoint.
+
+    :param opened: ``service.open(request, encoder)``.
+    :param event_stream: whether the bytes are server-sent events; otherwise one JSON body.
+    :param headers: sent besides the content's own.
+    :param cut_on_error: how a stream that has begun ends on an error: cut, or (False) like a
+        complete one, for clients that need it so.
+    """
+
+    def __init__(
+        self,
+        opened: AbstractAsyncContextManager[Stream[bytes]],
+        *,
+        event_stream: bool,
+        headers: Headers | None = None,
+        cut_on_error: bool = True,
+    ) -> None:
+        self._opened = opened
+        self._extra = headers or []
+        self._headers = [*(EVENT_STREAM if event_stream else JSON), *self._extra]
+        self._event_stream = event_stream
+        self._cut_on_error = cut_on_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with create_task_group() as tasks:
+            listener = CancelScope()
+            tasks.start_soon(_listen, receive, listener, tasks.cancel_scope)
+            async with self._opened as stream:
+                outcome = await self._write(stream, send, listener)
+            if outcome is not None and outcome.error is not None:
+                await ErrorResponse(outcome.error, self._extra)(scope, receive, send)
+            tasks.cancel_scope.cancel()
+
+    async def _write(
+        self, stream: Stream[bytes], send: Send, listener: CancelScope
+    ) -> Finished | None:
+        """Write until the end; the outcome if it is an error that nothing has been sent before."""
+        started = False
+        async for chunks in stream:
+            body = b"".join(chunks)
+            outcome = stream.outcome
+            failed = outcome is not None and outcome.error is not None
+            if failed and not started:
+                break
+            over = outcome is not None and not (failed and self._cut_on_error)
+            if over:
+                # Some servers report a disconnect as soon as the last message is sent, and would
+                # have us cancel the very task that closes the connection.
+                listener.cancel()
+            if not started:
+                started = True
+                await send(self._start(len(body) if over and not self._event_stream else None))
+            await send({"type": "http.response.body", "body": body, "more_body": not over})
+        return None if started else stream.outcome
+
+    def _start(self, length: int | None) -> dict[str, object]:
+        headers = list(self._headers)
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+async def _listen(receive: Receive, listener: CancelScope, request: CancelScope) -> None:
+    """Cancel the request when the client has gone."""
+    with listener:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        request.cancel()
