@@ -9,11 +9,12 @@ changes silently.
 from __future__ import annotations
 
 import importlib
-from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from .errors import StageLoadError, StageNotFound
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 __all__ = ("BUILT_IN", "GROUP", "load", "names")
 
@@ -27,7 +28,7 @@ BUILT_IN: Final[dict[str, str]] = {
 
 def names() -> list[str]:
     """Every name that ``load`` knows now."""
-    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*BUILT_IN, *(point.name for point in _entry_points())})
 
 
 def load(reference: str) -> object:
@@ -54,10 +55,19 @@ def load(reference: str) -> object:
 
 def _plugins(name: str) -> list[EntryPoint]:
     # One installed plugin can be listed twice (an editable install beside its metadata).
-    return list({point.value: point for point in entry_points(group=GROUP, name=name)}.values())
+    return list({point.value: point for point in _entry_points().select(name=name)}.values())
+
+
+def _entry_points() -> EntryPoints:
+    # Imported on use: it costs as much as all the rest of the package.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
 
 
 def _unknown(name: str) -> str:
+    from difflib import get_close_matches
+
     known = names()
     close = get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
