@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import pytest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilert_stream.http import Server, ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PLAIN = ServerSettings(port=0, lifespan="off")
 
 LIMIT = 20
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
@@ -45,7 +50,7 @@ class Client:
             data = await self.recv()
             assert data, f"the connection ended after {self.buffer!r}"
             self.buffer += data
-        found, mark, self.buffer = self.buffer.partition(mark)
+        found, _, self.buffer = self.buffer.partition(mark)
         return found + mark
 
     async def rest(self) -> bytes:
@@ -96,9 +101,9 @@ class Running:
 
     async def connect(self, *, receive_buffer: int | None = None) -> Client:
         host, port = self.addresses[0]
-        family = (
-            socket.AF_UNIX if port is None else socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        if port is None:
+            family = socket.AF_UNIX
         sock = socket.socket(family)
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -109,8 +114,10 @@ class Running:
         return client
 
     async def no_connections(self) -> None:
-        """Wait until the server has seen every connection off."""
-        while self.server.connections:
+        """Wait until the server has taken in every client and seen it off."""
+        while self.server.connections or self.server.statistics().accepted_total < len(
+            self.clients
+        ):
             await anyio.wait_all_tasks_blocked()
             await anyio.sleep(0.001)
         assert self.server.statistics().requests == 0
@@ -118,16 +125,17 @@ class Running:
 
 class Serving(Protocol):
     def __call__(
-        self, app: ASGIApp, **settings: object
+        self, app: ASGIApp, settings: ServerSettings = PLAIN
     ) -> AbstractAsyncContextManager[Running]: ...
 
 
 @pytest.fixture
 def serving() -> Serving:
     @asynccontextmanager
-    async def start(app: ASGIApp, **settings: object) -> AsyncGenerator[Running, None]:
-        given: dict[str, object] = {"port": 0, "lifespan": "off", **settings}
-        server = Server(app, ServerSettings(**given))  # type: ignore[arg-type] - checked by it
+    async def start(
+        app: ASGIApp, settings: ServerSettings = PLAIN
+    ) -> AsyncGenerator[Running, None]:
+        server = Server(app, settings)
         with anyio.fail_after(LIMIT):
             async with anyio.create_task_group() as group:
                 running = Running(server, await group.start(server.serve))
@@ -148,7 +156,7 @@ async def read_body(receive: Receive) -> bytes:
     while True:
         message: Message = await receive()
         assert message["type"] == "http.request"
-        body += message["body"]
+        body += bytes(message["body"])
         if not message["more_body"]:
             return body
 

@@ -21,20 +21,16 @@ from typing import TYPE_CHECKING
 import anyio
 import h11
 
-from ..errors import BodyTooLarge, TilertStreamError
+from ..errors import TilertStreamError
 from .access_log import AccessRecord
 from .errors import (
     ClientGone,
-    HeadersTooLarge,
-    HTTPVersionNotSupported,
     InternalError,
-    MalformedRequest,
     RequestTimeout,
-    UnsupportedRequest,
 )
 from .exchange import Exchange
 from .refusal import refusal, refusal_for
-from .scope import http_scope
+from .scope import check_head, http_scope
 from .sockets import SocketWriter, close, end_output, receive_some, reset, wait_delivered
 
 if TYPE_CHECKING:
@@ -120,7 +116,7 @@ class Connection:
             if request is None:
                 return False
             record = self._begin_record(request)
-            self._check(request)
+            check_head(request, self._settings)
             scope = http_scope(
                 request,
                 client=self._client,
@@ -193,36 +189,6 @@ class Connection:
             if name == b"x-request-id":
                 record.request_id = value.decode("latin-1")
         return record
-
-    def _check(self, request: h11.Request) -> None:
-        """Refuse what the server does not do, before any of the body is read."""
-        if not request.http_version.startswith(b"1."):
-            raise HTTPVersionNotSupported(
-                f"HTTP/{request.http_version.decode('ascii')} is not spoken here; use HTTP/1.1."
-            )
-        if request.method == b"CONNECT":
-            raise UnsupportedRequest("CONNECT is not supported: this is no proxy.")
-        names = {name for name, _ in request.headers}
-        if {b"content-length", b"transfer-encoding"} <= names:
-            # A proxy in front may have gone by the other one (RFC 9112, 6.1).
-            raise MalformedRequest(
-                "The request has both Content-Length and Transfer-Encoding; send one of them.",
-                param="Content-Length",
-            )
-        limit = self._settings.max_header_bytes
-        size = len(request.method) + len(request.target)
-        for name, value in request.headers:
-            size += len(name) + len(value) + 4
-            if name == b"content-length" and int(value) > self._settings.max_body_bytes:
-                raise BodyTooLarge(
-                    f"Content-Length is {value.decode('ascii')}; at most "
-                    f"{self._settings.max_body_bytes} bytes are taken.",
-                    param="Content-Length",
-                )
-        if size > limit:
-            raise HeadersTooLarge(
-                f"The request line and headers are {size} bytes; at most {limit} are taken."
-            )
 
     def _exchange(self, request: h11.Request, record: AccessRecord) -> Exchange:
         return Exchange(

@@ -17,7 +17,7 @@ Rules
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -25,6 +25,7 @@ import h11
 
 from ..errors import BodyTooLarge, TilertStreamError
 from .errors import ASGIViolation, ClientGone, RequestTimeout
+from .framing import choose_framing
 from .refusal import REASONS, http_date, refusal_for
 from .sockets import end_output, receive_some
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from starlette.types import Message
 
     from .access_log import AccessRecord
+    from .framing import Framing
     from .settings import ServerSettings
     from .sockets import SocketWriter
 
@@ -43,8 +45,6 @@ __all__ = ("Exchange",)
 BODY_HIGH_WATER = 64 * 1024
 """So much of a body is read ahead of the app. Past it the socket is left alone, so a client that
 leaves while its body goes unread is noticed by a failing write only."""
-
-Framing = Literal["chunked", "length", "close", "none"]
 
 
 class Exchange:
@@ -277,20 +277,14 @@ class Exchange:
                 reason=response.reason,
             )
         head = self._conn.send(response)
-        self._framing = self._choose_framing(response)
+        self._framing = choose_framing(
+            response, bodiless=self._bodiless, chunks_allowed=self._chunks_allowed
+        )
         self._record.status = response.status_code
         for name, value in response.headers:
             if name == b"x-request-id":
                 self._record.request_id = value.decode("latin-1")
         return head
-
-    def _choose_framing(self, response: h11.Response) -> Framing:
-        if self._bodiless or response.status_code in (204, 304):
-            return "none"
-        names = {name for name, _ in response.headers}
-        if b"content-length" in names and b"transfer-encoding" not in names:
-            return "length"
-        return "chunked" if self._chunks_allowed else "close"
 
     def _frame(self, body: bytes, *, more: bool) -> bytes:
         framed = b""

@@ -1,23 +1,60 @@
-"""A request head in, the ASGI scope of it out."""
+"""A request head in, the ASGI scope of it out; or a refusal."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from .errors import MalformedRequest
+from ..errors import BodyTooLarge
+from .errors import HeadersTooLarge, HTTPVersionNotSupported, MalformedRequest, UnsupportedRequest
 
 if TYPE_CHECKING:
     import h11
     from starlette.types import Scope
 
-__all__ = ("Address", "http_scope")
+    from .settings import ServerSettings
+
+__all__ = ("ASGI_VERSION", "Address", "check_head", "http_scope")
 
 Address = tuple[str, int | None]
 
 ASGI_VERSION = {"version": "3.0", "spec_version": "2.3"}
 """2.3, not 2.4: from 2.4 on Starlette no longer listens for the client while it streams, and a
 generator that waits for its next token would go on for nobody."""
+
+
+def check_head(request: h11.Request, settings: ServerSettings) -> None:
+    """Refuse what the server does not do, before any of the body is read.
+
+    :raises ~tilert_stream.errors.TilertStreamError: the answer to it.
+    """
+    if not request.http_version.startswith(b"1."):
+        raise HTTPVersionNotSupported(
+            f"HTTP/{request.http_version.decode('ascii')} is not spoken here; use HTTP/1.1."
+        )
+    if request.method == b"CONNECT":
+        raise UnsupportedRequest("CONNECT is not supported: this is no proxy.")
+    names = {name for name, _ in request.headers}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        # A proxy in front may have gone by the other one (RFC 9112, 6.1).
+        raise MalformedRequest(
+            "The request has both Content-Length and Transfer-Encoding; send one of them.",
+            param="Content-Length",
+        )
+    limit = settings.max_header_bytes
+    size = len(request.method) + len(request.target)
+    for name, value in request.headers:
+        size += len(name) + len(value) + 4
+        if name == b"content-length" and int(value) > settings.max_body_bytes:
+            raise BodyTooLarge(
+                f"Content-Length is {value.decode('ascii')}; at most "
+                f"{settings.max_body_bytes} bytes are taken.",
+                param="Content-Length",
+            )
+    if size > limit:
+        raise HeadersTooLarge(
+            f"The request line and headers are {size} bytes; at most {limit} are taken."
+        )
 
 
 def http_scope(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.abc
@@ -222,4 +222,6 @@ def _alone(group: ExceptionGroup[Exception]) -> Exception:
     first, *others = group.exceptions
     if others:
         return group
-    return _alone(first) if isinstance(first, ExceptionGroup) else first
+    if isinstance(first, ExceptionGroup):
+        return _alone(cast("ExceptionGroup[Exception]", first))
+    return first
