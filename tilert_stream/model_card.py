@@ -1,0 +1,47 @@
+"""What the front of the server knows of the served model: enough to read a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from .errors import ConfigError
+from .events import Sampling
+
+if TYPE_CHECKING:
+    from .chat_template import ChatTemplate
+
+__all__ = ("ModelCard", "TextEncoder")
+
+
+class TextEncoder(Protocol):
+    """The half of a tokenizer that turns a prompt into ids."""
+
+    def encode(self, text: str, /, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """The ids of ``text``; with ``add_special_tokens``, what the model expects around it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """One served model."""
+
+    names: tuple[str, ...]
+    """The names it answers to. The first is canonical: requests that name none get it."""
+    tokenizer: TextEncoder
+    max_seq_len: int
+    """Tokens of prompt and answer together."""
+    vocab_size: int
+    """Ids from a client must be below it."""
+    created: int
+    """Seconds since 1970."""
+    chat_template: ChatTemplate | None = None
+    """None: a base model; chat completions are refused."""
+    eos_ids: frozenset[int] = frozenset()
+    default_sampling: Sampling = field(default_factory=Sampling)
+    """For what a request leaves out, as the model's ``generation_config.json`` says."""
+    owned_by: str = "tilert_stream"
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ConfigError("a model card has no name; give names=(…,) at least one")

@@ -1,0 +1,178 @@
+"""A validated request in, ``GenerateRequest`` and ``Envelope`` out: the last place that says no."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import uuid4
+
+from ..errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from ..events import GenerateRequest, Limits, Sampling
+from .describe import describe
+from .envelope import Envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..model_card import ModelCard
+    from .envelope import Endpoint
+    from .fields import CommonRequest
+
+__all__ = ("Budget", "Parsed", "build", "check_ids", "check_model")
+
+TEMPERATURE_MIN: Final = 0.01
+"""As vLLM: dividing logits by less overflows."""
+
+
+class Parsed(NamedTuple):
+    """One request, ready to run."""
+
+    request: GenerateRequest
+    envelope: Envelope
+
+
+class Budget(NamedTuple):
+    """How many tokens may be generated, and which field said so."""
+
+    param: str
+    given: int | None
+    default: int | None = None
+    """Where nothing is given; None: what the context leaves. Cut to that in any case."""
+
+
+def check_model(model: str | None, card: ModelCard) -> str:
+    """The name to answer with.
+
+    :raises ~tilert_stream.errors.ModelNotFound: ``card`` does not have it.
+    """
+    if model is None:
+        return card.names[0]
+    if model not in card.names:
+        served = ", ".join(card.names)
+        raise ModelNotFound(
+            f"the model {describe(model)} does not exist; served here: {served}", param="model"
+        )
+    return model
+
+
+def check_ids(ids: Iterable[int], param: str, vocab_size: int) -> None:
+    """Refuse token ids that the model does not have.
+
+    :raises ~tilert_stream.errors.InvalidRequest: naming the first.
+    """
+    for index, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(
+                f"{param}[{index}] is {token}; a token id must be at least 0 and below the"
+                f" vocabulary's size, {vocab_size}",
+                param=f"{param}[{index}]",
+            )
+
+
+def build(
+    wire: CommonRequest,
+    card: ModelCard,
+    *,
+    kind: Endpoint,
+    prompt_ids: tuple[int, ...],
+    prompt_param: str,
+    budget: Budget,
+) -> Parsed:
+    """Check what no single field can tell, and fill in the defaults.
+
+    :param prompt_param: the field that the prompt came from.
+    :raises ~tilert_stream.errors.ContextLengthExceeded: prompt and answer do not fit.
+    :raises ~tilert_stream.errors.InvalidRequest: fields contradict each other.
+    """
+    model = check_model(wire.model, card)
+    if not prompt_ids:
+        raise InvalidRequest(
+            f"{prompt_param} has no token; it must have at least one", param=prompt_param
+        )
+    max_tokens = _max_tokens(len(prompt_ids), card.max_seq_len, prompt_param, budget)
+    request = GenerateRequest(
+        id=uuid4().hex,
+        prompt_ids=prompt_ids,
+        limits=_limits(wire, card, max_tokens, budget.param),
+        sampling=_sampling(wire, card),
+        stop=_stop(wire),
+        include_stop=bool(wire.include_stop_str_in_output),
+        skip_special_tokens=wire.skip_special_tokens is not False,
+    )
+    return Parsed(request, _envelope(wire, request.id, kind, model))
+
+
+def _max_tokens(prompt: int, context: int, prompt_param: str, budget: Budget) -> int:
+    room = context - prompt
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"{prompt_param} has {prompt} tokens; the model's context is {context} tokens, prompt"
+            f" and answer together: shorten the prompt to at most {context - 1} tokens",
+            param=prompt_param,
+        )
+    if budget.given is None:
+        return room if budget.default is None else min(budget.default, room)
+    if budget.given > room:
+        raise ContextLengthExceeded(
+            f"{prompt_param} has {prompt} tokens and {budget.param} is {budget.given}, together"
+            f" {prompt + budget.given}; the model's context is {context} tokens: shorten the"
+            f" prompt, or ask for at most {room} tokens",
+            param=budget.param,
+        )
+    return budget.given
+
+
+def _limits(wire: CommonRequest, card: ModelCard, max_tokens: int, max_param: str) -> Limits:
+    min_tokens = wire.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {min_tokens}; it must be at most {max_param}, which is {max_tokens}",
+            param="min_tokens",
+        )
+    stop_ids = wire.stop_token_ids or []
+    check_ids(stop_ids, "stop_token_ids", card.vocab_size)
+    return Limits(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        eos_ids=frozenset() if wire.ignore_eos else card.eos_ids,
+        stop_ids=frozenset(stop_ids),
+    )
+
+
+def _sampling(wire: CommonRequest, card: ModelCard) -> Sampling:
+    default = card.default_sampling
+    temperature = default.temperature if wire.temperature is None else wire.temperature
+    top_k = default.top_k if wire.top_k is None else wire.top_k
+    return Sampling(
+        temperature=max(temperature, TEMPERATURE_MIN) if temperature else 0.0,
+        top_p=default.top_p if wire.top_p is None else wire.top_p,
+        # -1, and all of the vocabulary, are what 0 says: no engine needs to know them.
+        top_k=top_k if 0 < top_k < card.vocab_size else 0,
+        min_p=default.min_p if wire.min_p is None else wire.min_p,
+        seed=default.seed if wire.seed is None else wire.seed,
+    )
+
+
+def _stop(wire: CommonRequest) -> tuple[str, ...]:
+    if isinstance(wire.stop, str):
+        return (wire.stop,)
+    return tuple(wire.stop or ())
+
+
+def _envelope(wire: CommonRequest, request_id: str, kind: Endpoint, model: str) -> Envelope:
+    options = wire.stream_options
+    if options is None:
+        return Envelope(request_id, kind, model, stream=bool(wire.stream))
+    if not wire.stream and options.model_fields_set:
+        raise InvalidRequest(
+            "stream_options is given without stream; send stream: true, or leave it out",
+            param="stream_options",
+        )
+    include_usage = bool(options.include_usage)
+    return Envelope(
+        request_id,
+        kind,
+        model,
+        stream=bool(wire.stream),
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(options.continuous_usage_stats),
+    )

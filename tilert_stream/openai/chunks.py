@@ -1,0 +1,65 @@
+"""The JSON of streamed chunks, all but the text serialised once a request.
+
+In: an envelope. Out: the byte strings around each chunk's text, and the chunks at the end. A
+one-token chunk then costs one ``dump_text`` and one join.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .encoding import dumps
+from .objects import usage
+
+if TYPE_CHECKING:
+    from ..events import Finished, PromptUsage
+    from .envelope import Envelope
+
+__all__ = ("ChunkTemplate",)
+
+
+class ChunkTemplate:
+    """One request's chunks: ``first_head`` or ``text_head``, a JSON string, ``text_tail``, ``}``.
+
+    With usage, ``usage_member`` stands before the last brace.
+    """
+
+    __slots__ = ("_chat", "_head", "first_head", "text_head", "text_tail")
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._chat = envelope.kind == "chat"
+        shared = {
+            "id": envelope.id,
+            "object": "chat.completion.chunk" if self._chat else "text_completion",
+            "created": envelope.created,
+            "model": envelope.model,
+        }
+        self._head = dumps(shared)[:-1] + b',"choices":['
+        if self._chat:
+            self.first_head = self._head + b'{"index":0,"delta":{"role":"assistant","content":'
+            self.text_head = self._head + b'{"index":0,"delta":{"content":'
+            self.text_tail = b'},"finish_reason":null}]'
+        else:
+            self.first_head = self.text_head = self._head + b'{"index":0,"text":'
+            self.text_tail = b',"logprobs":null,"finish_reason":null}]'
+
+    def finish(self, outcome: Finished) -> bytes:
+        """The chunk with the finish reason, without its last brace."""
+        choice: dict[str, object] = {"index": 0}
+        if self._chat:
+            choice["delta"] = {}
+        else:
+            choice |= {"text": "", "logprobs": None}
+        choice["finish_reason"] = outcome.reason
+        if outcome.stop_reason is not None:
+            choice["stop_reason"] = outcome.stop_reason
+        return self._head + dumps(choice) + b"]"
+
+    def usage(self, prompt: PromptUsage, completion_tokens: int) -> bytes:
+        """The chunk that has usage and no choice."""
+        return self._head + b"]" + self.usage_member(prompt, completion_tokens) + b"}"
+
+    @staticmethod
+    def usage_member(prompt: PromptUsage, completion_tokens: int) -> bytes:
+        """``,"usage":{…}``."""
+        return b',"usage":' + dumps(usage(prompt, completion_tokens))

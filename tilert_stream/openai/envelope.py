@@ -1,0 +1,34 @@
+"""What every chunk of one answer repeats, and how the client wants it sent."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+__all__ = ("Endpoint", "Envelope")
+
+Endpoint: TypeAlias = Literal["chat", "completion"]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Made once a request: one id, one ``created`` and one model name on every chunk of it."""
+
+    request_id: str
+    """``GenerateRequest.id``."""
+    kind: Endpoint
+    model: str
+    """The name that the client used."""
+    stream: bool = False
+    include_usage: bool = False
+    """``stream_options.include_usage``: usage in a chunk of its own, before ``[DONE]``."""
+    continuous_usage: bool = False
+    """``stream_options.continuous_usage_stats``: usage on every chunk."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
+
+    @property
+    def id(self) -> str:
+        """The answer's id: ``chatcmpl-…`` or ``cmpl-…``."""
+        return ("chatcmpl-" if self.kind == "chat" else "cmpl-") + self.request_id

@@ -1,0 +1,108 @@
+"""The ``messages`` of a chat in, what a chat template reads out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from ..errors import InvalidRequest, UnsupportedParameter
+from .describe import describe
+from .validation import WireModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ("Message", "template_messages")
+
+
+class ContentPart(WireModel):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+def _content_shape(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    return "<parts>" if isinstance(value, list) else None
+
+
+Content = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[ContentPart], Field(fail_fast=True), Tag("<parts>")],
+    Discriminator(
+        _content_shape,
+        custom_error_type="content_shape",
+        custom_error_message="a string or a list of content parts",
+    ),
+]
+
+
+class Message(WireModel):
+    """One message. Members that are not declared here reach the template as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content | None = None
+    tool_calls: object = None
+    function_call: object = None
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """``messages`` with their content as strings; text parts are joined by a line feed, as in vLLM.
+
+    :raises ~tilert_stream.errors.InvalidRequest: a message has no content.
+    :raises ~tilert_stream.errors.UnsupportedParameter: a part is no text, or a tool was called.
+    """
+    return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _plain(message: Message, param: str) -> dict[str, object]:
+    for name, calls in (
+        ("tool_calls", message.tool_calls),
+        ("function_call", message.function_call),
+    ):
+        if calls is not None and calls != []:
+            raise UnsupportedParameter(
+                f"{param}.{name} is {describe(calls)}; this server does not serve tools: leave it"
+                " out",
+                param=f"{param}.{name}",
+            )
+    plain: dict[str, object] = {
+        name: value for name, value in (message.model_extra or {}).items() if value is not None
+    }
+    plain["role"] = message.role
+    plain["content"] = _text(message, f"{param}.content")
+    return plain
+
+
+def _text(message: Message, param: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        # An assistant's turn may be empty; anybody else's without content is a client's mistake.
+        if message.role == "assistant":
+            return ""
+        raise InvalidRequest(
+            f"{param} is missing or null; a message of role {message.role!r} needs it", param=param
+        )
+    return "\n".join(_part_text(part, f"{param}[{n}]") for n, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, param: str) -> str:
+    if part.type != "text":
+        raise UnsupportedParameter(
+            f"{param}.type is {describe(part.type)}; this server reads only parts of type"
+            ' "text": send text, or a model that takes other input',
+            param=f"{param}.type",
+        )
+    if part.text is None:
+        raise InvalidRequest(
+            f'{param}.text is missing or null; a part of type "text" needs it',
+            param=f"{param}.text",
+        )
+    return part.text

@@ -1,0 +1,205 @@
+"""What this server does with each request field it knows: one declaration a field.
+
+There are three answers. *Served*: it has its documented effect. *Inert*: it is accepted, and the
+note says why nothing follows from it. *Refused*: a value that asks for something is answered with
+400 naming the field, since ignoring it would falsify the answer; ``null`` and the values in
+``no_effect`` are fine.
+
+A field that is not declared here is accepted and listed in the debug log.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from ..errors import UnsupportedParameter
+from .describe import describe
+from .encoding import dumps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .envelope import Endpoint
+
+__all__ = ("PARAMETERS", "Parameter", "check_parameters")
+
+logger = logging.getLogger(__name__)
+
+Answer: TypeAlias = Literal["served", "inert", "refused"]
+
+LOGGED_NAMES_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One field of a request body."""
+
+    name: str
+    answer: Answer
+    note: str
+    """Served: what it does. Inert: why nothing follows. Refused: what it would need."""
+    no_effect: tuple[object, ...] = ()
+    """Of a refused field: the values that ask for nothing."""
+    endpoints: tuple[Endpoint, ...] = ("chat", "completion")
+
+    def refuses(self, value: object) -> bool:
+        """Whether ``value`` asks for what cannot be given."""
+        # True == 1 in Python, not in JSON.
+        return self.answer == "refused" and not any(
+            value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+            for allowed in (None, *self.no_effect)
+        )
+
+
+_CHAT: Final[tuple[Endpoint, ...]] = ("chat",)
+_COMPLETION: Final[tuple[Endpoint, ...]] = ("completion",)
+_ONE_ANSWER: Final = "a request has one answer: send several requests"
+_LOGITS: Final = "the engine has no hook on the logits"
+_LOGPROBS: Final = "log-probabilities are not returned"
+_GRAMMAR: Final = "the answer cannot be held to a grammar"
+_TOOLS: Final = "tools are not served"
+_TEXT_ONLY: Final = "text in and text out only"
+_NOTHING_STORED: Final = "nothing is stored"
+_NO_CACHE: Final = "no prompt cache is shared between requests"
+_FIFO: Final = "requests are served in the order they come"
+_NO_REASONING: Final = "reasoning is not parsed: it stays in the text"
+
+PARAMETERS: Final[tuple[Parameter, ...]] = (
+    Parameter("model", "served", "one of the served names; absent: the first of them"),
+    Parameter("messages", "served", "rendered by the model's chat template", endpoints=_CHAT),
+    Parameter("prompt", "served", "one text, or one list of token ids", endpoints=_COMPLETION),
+    Parameter("stream", "served", "server-sent events instead of one JSON body"),
+    Parameter("stream_options", "served", "include_usage, continuous_usage_stats"),
+    Parameter(
+        "max_completion_tokens",
+        "served",
+        "tokens to generate at most; wins over max_tokens; default: what the context leaves",
+        endpoints=_CHAT,
+    ),
+    Parameter(
+        "max_tokens",
+        "served",
+        "tokens to generate at most; default: chat what the context leaves, completions 16",
+    ),
+    Parameter("min_tokens", "served", "until so many tokens exist, no stop token is drawn"),
+    Parameter("stop", "served", "up to 16 strings that end the text, each up to 1,024 characters"),
+    Parameter("stop_token_ids", "served", "token ids that end the text, besides the model's own"),
+    Parameter("include_stop_str_in_output", "served", "the stop string stays in the text"),
+    Parameter("ignore_eos", "served", "the model's own stop tokens do not end the text"),
+    Parameter("skip_special_tokens", "served", "special tokens have no text; default true"),
+    Parameter(
+        "add_special_tokens",
+        "served",
+        "the tokenizer adds its own tokens around the prompt; default: chat false (the template"
+        " does), completions true",
+    ),
+    Parameter("temperature", "served", "0 is greedy; between 0 and 0.01 it is 0.01, as in vLLM"),
+    Parameter("top_p", "served", "in (0, 1]"),
+    Parameter("top_k", "served", "-1 or 0: all tokens"),
+    Parameter("min_p", "served", "in [0, 1]"),
+    Parameter("seed", "served", "a signed 64-bit integer"),
+    Parameter(
+        "add_generation_prompt",
+        "served",
+        "the prompt ends with the header of the assistant's turn; default true",
+        endpoints=_CHAT,
+    ),
+    Parameter("chat_template_kwargs", "served", "variables for the chat template", endpoints=_CHAT),
+    Parameter("reasoning_effort", "served", "a variable for the chat template", endpoints=_CHAT),
+    Parameter("user", "inert", "nothing is accounted by user"),
+    Parameter("safety_identifier", "inert", "nothing is accounted by user"),
+    Parameter("metadata", "inert", _NOTHING_STORED),
+    Parameter("store", "inert", _NOTHING_STORED),
+    Parameter("service_tier", "inert", "there is one tier"),
+    Parameter("priority", "inert", _FIFO),
+    Parameter("best_of", "inert", "there is one candidate, hence it is the best"),
+    Parameter("prompt_cache_key", "inert", _NO_CACHE),
+    Parameter("prompt_cache_retention", "inert", _NO_CACHE),
+    Parameter("cache_salt", "inert", _NO_CACHE),
+    Parameter("session_id", "inert", "requests know nothing of each other"),
+    Parameter("request_id", "inert", "ids are made here, so that they are unique"),
+    Parameter("parallel_tool_calls", "inert", _TOOLS, endpoints=_CHAT),
+    Parameter("prediction", "inert", "a hint for speed", endpoints=_CHAT),
+    Parameter("verbosity", "inert", "a hint that no model served here reads", endpoints=_CHAT),
+    Parameter("include_reasoning", "inert", _NO_REASONING, endpoints=_CHAT),
+    Parameter(
+        "spaces_between_special_tokens", "inert", "only slow tokenizers of transformers read it"
+    ),
+    Parameter("stream_interval", "inert", "what is ready is sent at once"),
+    Parameter("n", "refused", _ONE_ANSWER, no_effect=(1,)),
+    Parameter("logit_bias", "refused", _LOGITS, no_effect=({},)),
+    Parameter("presence_penalty", "refused", _LOGITS, no_effect=(0,)),
+    Parameter("frequency_penalty", "refused", _LOGITS, no_effect=(0,)),
+    Parameter("repetition_penalty", "refused", _LOGITS, no_effect=(1,)),
+    Parameter("bad_words", "refused", _LOGITS, no_effect=([],)),
+    Parameter("allowed_token_ids", "refused", _LOGITS),
+    Parameter("logprobs", "refused", _LOGPROBS, no_effect=(False,), endpoints=_CHAT),
+    Parameter("logprobs", "refused", _LOGPROBS, endpoints=_COMPLETION),
+    Parameter("top_logprobs", "refused", _LOGPROBS, no_effect=(0,), endpoints=_CHAT),
+    Parameter("prompt_logprobs", "refused", _LOGPROBS),
+    Parameter("return_token_ids", "refused", "token ids are not returned", no_effect=(False,)),
+    Parameter(
+        "return_tokens_as_token_ids", "refused", "token ids are not returned", no_effect=(False,)
+    ),
+    Parameter("echo", "refused", "the prompt is not repeated", no_effect=(False,)),
+    Parameter("suffix", "refused", "text is not inserted", no_effect=("",), endpoints=_COMPLETION),
+    Parameter("response_format", "refused", _GRAMMAR, no_effect=({"type": "text"},)),
+    Parameter("structured_outputs", "refused", _GRAMMAR),
+    Parameter("guided_json", "refused", _GRAMMAR),
+    Parameter("guided_regex", "refused", _GRAMMAR),
+    Parameter("guided_choice", "refused", _GRAMMAR),
+    Parameter("guided_grammar", "refused", _GRAMMAR),
+    Parameter("tools", "refused", _TOOLS, no_effect=([],), endpoints=_CHAT),
+    Parameter("tool_choice", "refused", _TOOLS, no_effect=("none", "auto"), endpoints=_CHAT),
+    Parameter("functions", "refused", _TOOLS, no_effect=([],), endpoints=_CHAT),
+    Parameter("function_call", "refused", _TOOLS, no_effect=("none", "auto"), endpoints=_CHAT),
+    Parameter("web_search_options", "refused", _TOOLS, endpoints=_CHAT),
+    Parameter("documents", "refused", "documents are not served", no_effect=([],), endpoints=_CHAT),
+    Parameter("modalities", "refused", _TEXT_ONLY, no_effect=(["text"],), endpoints=_CHAT),
+    Parameter("audio", "refused", _TEXT_ONLY, endpoints=_CHAT),
+    Parameter("prompt_embeds", "refused", _TEXT_ONLY, endpoints=_COMPLETION),
+    Parameter("chat_template", "refused", "only the model's own template runs", endpoints=_CHAT),
+    Parameter(
+        "continue_final_message",
+        "refused",
+        "the last message is not continued",
+        no_effect=(False,),
+        endpoints=_CHAT,
+    ),
+    Parameter("truncate_prompt_tokens", "refused", "a prompt is never cut"),
+    Parameter("thinking_token_budget", "refused", _NO_REASONING),
+    Parameter("use_beam_search", "refused", _ONE_ANSWER, no_effect=(False,)),
+    Parameter("length_penalty", "refused", _ONE_ANSWER, no_effect=(1,)),
+    Parameter("kv_transfer_params", "refused", "set between servers, never by a client"),
+)
+
+_KNOWN: Final[Mapping[Endpoint, Mapping[str, Parameter]]] = {
+    endpoint: {each.name: each for each in PARAMETERS if endpoint in each.endpoints}
+    for endpoint in ("chat", "completion")
+}
+
+
+def check_parameters(body: Mapping[str, object], endpoint: Endpoint) -> None:
+    """Refuse what cannot be honoured; note what is not known.
+
+    :raises ~tilert_stream.errors.UnsupportedParameter: naming the field.
+    """
+    known = _KNOWN[endpoint]
+    unknown: list[str] = []
+    for name, value in body.items():
+        parameter = known.get(name)
+        if parameter is None:
+            unknown.append(name)
+        elif parameter.refuses(value):
+            raise UnsupportedParameter(_refusal(parameter, value), param=name)
+    if unknown and logger.isEnabledFor(logging.DEBUG):
+        shown = ", ".join(describe(name) for name in unknown[:LOGGED_NAMES_MAX])
+        logger.debug("%d unknown fields ignored: %s", len(unknown), shown)
+
+
+def _refusal(parameter: Parameter, value: object) -> str:
+    fine = " or ".join(dumps(allowed).decode() for allowed in parameter.no_effect)
+    fix = f"leave it out or send {fine}" if fine else "leave it out"
+    return f"{parameter.name} is {describe(value)}, which is not served ({parameter.note}): {fix}"

@@ -1,0 +1,105 @@
+"""Text in, server-sent events of OpenAI's chunks out.
+
+The wire is ``data: {json}``, a blank line, and at the end ``data: [DONE]``: nothing else, since
+comments, ``id:`` and ``event:`` lines each break some client. The order of a stream:
+
+1. The first text brings the role along, as one event. A token without text sends nothing; it is
+   counted. A stream that ends without any text sends the role then.
+2. Finish, usage (where asked for) and ``[DONE]`` are one item, hence one write.
+3. A failed stream ends with ``data: {"error": …}``: no finish reason, no usage, no ``[DONE]``;
+   whoever writes it cuts the connection then. A cancelled one has no reader and gets nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..openai.chunks import ChunkTemplate
+from ..openai.encoding import dump_text
+from ..openai.errors import error_body
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..abc import Transform
+    from ..events import Finished, TextDelta
+    from ..openai.envelope import Envelope
+    from ..scope import RequestScope
+
+__all__ = ("EncodeSSE",)
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class EncodeSSE:
+    """Makes the encoder of one streamed request.
+
+    :param done_after_error: send ``[DONE]`` after an error too, as several servers do. Clients
+        that count a stream as good when they see ``[DONE]`` then take the failure for a success.
+    """
+
+    stage_name = "sse"
+
+    def __init__(self, envelope: Envelope, *, done_after_error: bool = False) -> None:
+        self._envelope = envelope
+        self._done_after_error = done_after_error
+
+    def __call__(self, scope: RequestScope) -> Transform[TextDelta, bytes]:
+        """The encoder for ``scope``'s request."""
+        return _SSEEncoder(self._envelope, scope, done_after_error=self._done_after_error)
+
+
+class _SSEEncoder:
+    __slots__ = (
+        "_chunks",
+        "_continuous",
+        "_done_after_error",
+        "_head",
+        "_include_usage",
+        "_role_due",
+        "_scope",
+        "_tail",
+        "_text_head",
+        "_tokens",
+    )
+
+    def __init__(self, envelope: Envelope, scope: RequestScope, *, done_after_error: bool) -> None:
+        self._chunks = ChunkTemplate(envelope)
+        self._scope = scope
+        self._include_usage = envelope.include_usage
+        self._continuous = envelope.continuous_usage
+        self._done_after_error = done_after_error
+        self._head = b"data: " + self._chunks.first_head
+        self._text_head = b"data: " + self._chunks.text_head
+        self._tail = self._chunks.text_tail + b"}\n\n"
+        self._role_due = envelope.kind == "chat"
+        self._tokens = 0
+
+    def feed(self, delta: TextDelta) -> Iterable[bytes]:
+        self._tokens += len(delta.ids)
+        return (self._event(delta.text),) if delta.text else ()
+
+    def finish(self, outcome: Finished) -> Iterable[bytes]:
+        if outcome.error is not None:
+            event = b"data: " + error_body(outcome.error) + b"\n\n"
+            return (event + DONE if self._done_after_error else event,)
+        if outcome.reason == "cancelled":
+            return ()
+        end = b"data: " + self._chunks.finish(outcome) + self._end()
+        if self._role_due:
+            end = self._event("") + end
+        if self._include_usage:
+            usage = self._chunks.usage(self._scope.usage, self._tokens)
+            end += b"data: " + usage + b"\n\n"
+        return (end + DONE,)
+
+    def _event(self, text: str) -> bytes:
+        head, self._head = self._head, self._text_head
+        self._role_due = False
+        tail = self._chunks.text_tail + self._end() if self._continuous else self._tail
+        return b"".join((head, dump_text(text), tail))
+
+    def _end(self) -> bytes:
+        if not self._continuous:
+            return b"}\n\n"
+        return self._chunks.usage_member(self._scope.usage, self._tokens) + b"}\n\n"
