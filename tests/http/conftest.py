@@ -141,6 +141,9 @@ def serving() -> Serving:
                 running = Running(server, await group.start(server.serve))
                 try:
                     yield running
+                except BaseException:
+                    server.cut()
+                    raise
                 finally:
                     for client in running.clients:
                         client.close()

@@ -98,34 +98,51 @@ async def test_dis_11_eof_right_after_the_body(serving: Serving, version: bytes)
 
 async def test_http_01_one_write_an_event(serving: Serving) -> None:
     """The head comes with the first event, in one segment; each event is whole when it comes."""
-    step = anyio.Event()
-    steps: list[anyio.Event] = [step]
+    give, take = anyio.create_memory_object_stream[bytes](0)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"x-accel-buffering", b"no"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for chunk in CHUNKS:
-            await steps[-1].wait()
+        async for chunk in take:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    with take:
+        async with serving(app) as running:
+            client = await running.connect()
+            await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            with give:
+                for number, chunk in enumerate(CHUNKS):
+                    await give.send(chunk)
+                    data = await client.recv()
+                    if number == 0:
+                        head, _, data = data.partition(b"\r\n\r\n")
+                        assert b"x-accel-buffering: no" in head.lower()
+                        assert b"cache-control: no-cache" in head.lower()
+                    assert data == b"%x\r\n%b\r\n" % (len(chunk), chunk)
+            assert await client.recv() == b"0\r\n\r\n"
+
+
+async def test_head_is_withheld_until_the_body(serving: Serving) -> None:
+    """Until then a failure can still be a status."""
+    started, proceed = anyio.Event(), anyio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        started.set()
+        await proceed.wait()
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
         await send({"type": "http.response.body"})
 
     async with serving(app) as running:
         client = await running.connect()
         await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        for number, chunk in enumerate(CHUNKS):
-            await anyio.wait_all_tasks_blocked()
-            with pytest.raises(BlockingIOError):
-                client.sock.recv(1)
-            steps.append(anyio.Event())
-            steps[-2].set()
-            data = await client.recv()
-            if number == 0:
-                head, _, data = data.partition(b"\r\n\r\n")
-                assert b"x-accel-buffering: no" in head.lower()
-                assert b"cache-control: no-cache" in head.lower()
-            if number == 2:
-                break
-            assert data == b"%x\r\n%b\r\n" % (len(chunk), chunk)
+        await started.wait()
+        with pytest.raises(BlockingIOError):
+            client.sock.recv(1)
+        proceed.set()
+        assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert await client.until(b"\r\n\r\n") == b"0\r\n\r\n"
 
 
 async def test_pipelined_requests_are_answered_in_order(serving: Serving, echo: ASGIApp) -> None:
