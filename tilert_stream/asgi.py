@@ -90,6 +90,7 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or an ASGI server's lifespan."""
         await self._router(scope, receive, send)
 
     @asynccontextmanager

@@ -39,12 +39,15 @@ JSON: Headers = [(b"content-type", b"application/json")]
 class JSONBody:
     """A whole body, known at once."""
 
-    def __init__(self, body: bytes, *, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = JSON):
+    def __init__(
+        self, body: bytes, *, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = JSON
+    ):
         self._status = status
         self._headers = [*headers, (b"content-length", str(len(body)).encode())]
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
         await send(
             {"type": "http.response.start", "status": self._status, "headers": self._headers}
         )
@@ -90,6 +93,7 @@ class StreamResponse:
         self._cut_on_error = cut_on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request and send its answer, until the client leaves."""
         async with create_task_group() as tasks:
             listener = CancelScope()
             tasks.start_soon(_listen, receive, listener, tasks.cancel_scope)
