@@ -18,7 +18,8 @@ def byte_tokenizer() -> TextTokenizer:
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    end = AddedToken("<|end|>", special=True)
+    tokenizer.add_special_tokens([end])  # pyright: ignore[reportUnknownMemberType] - no stubs
     return TextTokenizer(tokenizer)
 
 
