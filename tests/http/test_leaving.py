@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import StreamingResponse

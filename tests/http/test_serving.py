@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ async def test_one_byte_at_a_time(serving: Serving, echo: ASGIApp) -> None:
         client = await running.connect()
         for index in range(len(request)):
             await client.send(request[index : index + 1])
-            await anyio.wait_all_tasks_blocked()
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
         assert (await client.answer()).endswith(b"\r\n\r\nPOST /slow abcde")
 
 

@@ -244,13 +244,19 @@ class Connection:
         else:
             logger.error("The app gave no answer to %s", record.request, exc_info=failure)
             error = InternalError("The server failed to answer; its log has the reason.")
-            await self._refuse(error, record, head_only=head_only)
+            clean = exchange.input_clean
+            await self._refuse(error, record, head_only=head_only, input_clean=clean)
         return False
 
     # --- endings -----------------------------------------------------------------------------
 
     async def _refuse(
-        self, error: TilertStreamError, record: AccessRecord, *, head_only: bool
+        self,
+        error: TilertStreamError,
+        record: AccessRecord,
+        *,
+        head_only: bool,
+        input_clean: bool = False,
     ) -> None:
         self._ledger.refused_total += 1
         record.status = error.status
@@ -260,7 +266,8 @@ class Connection:
         writer = SocketWriter(self._sock, self._settings.linger_timeout)
         with suppress(ClientGone):
             await writer.write(refusal(error, head_only=head_only))
-            await self._linger()
+            if not input_clean:
+                await self._linger()
 
     async def _cut(self, exchange: Exchange, record: AccessRecord) -> None:
         """End an answer short, so that the client can tell, and has what was sent before."""
