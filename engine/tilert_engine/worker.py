@@ -95,11 +95,10 @@ class OwnerThread:
 
     def _run(self) -> None:
         while True:
-            try:
-                command = self._commands.get(block=not self._turns)
-            except Empty:
+            if self._turns and self._commands.empty():
                 self._take_turn(self._turns.popleft())
                 continue
+            command = self._commands.get()
             if command is None:
                 break
             command()
@@ -151,8 +150,9 @@ class OwnerThread:
 
     def _die(self, death: EngineDied, cause: Exception) -> None:
         death.__cause__ = cause
-        self._fail_all(death)
+        # Readiness turns false before the first client hears of it.
         self._on_death(death)
+        self._fail_all(death)
 
     def _fail_all(self, death: EngineDied) -> None:
         self._death = death
