@@ -28,7 +28,7 @@ from .openai.chat import parse_chat
 from .openai.completions import parse_completion
 from .openai.objects import model_list
 from .request_body import read_body
-from .response import ErrorResponse, JSONBody, StreamResponse
+from .response import EVENT_STREAM, JSON, ErrorResponse, JSONBody, StreamResponse
 from .stages.plain import EncodeJSON
 from .stages.sse import EncodeSSE
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .events import GenerateRequest, TextDelta
     from .model_card import ModelCard
     from .openai.envelope import Envelope
+    from .response import Headers
     from .service import Service
 
     Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -111,8 +112,8 @@ class App:
             )
             response = StreamResponse(
                 self.service.open(request, encode),
-                event_stream=envelope.stream,
-                headers=[(b"x-request-id", request.id.encode())],
+                content=EVENT_STREAM if envelope.stream else JSON,
+                headers=((b"x-request-id", request.id.encode()),),
                 cut_on_error=not self._done_after_error,
             )
             await response(scope, receive, send)
@@ -163,9 +164,9 @@ class _Endpoint:
     def _methods(self) -> str:
         return ", ".join(sorted(self._handlers))
 
-    def _allow(self, error: TilertStreamError) -> list[tuple[bytes, bytes]]:
+    def _allow(self, error: TilertStreamError) -> Headers:
         allowed = isinstance(error, MethodNotAllowed)
-        return [(b"allow", self._methods().encode())] if allowed else []
+        return ((b"allow", self._methods().encode()),) if allowed else ()
 
 
 def _json(content: object) -> Handler:

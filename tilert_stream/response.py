@@ -8,14 +8,13 @@ failure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from anyio import CancelScope, create_task_group
 
 from .openai.errors import error_body, error_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from contextlib import AbstractAsyncContextManager
 
     from starlette.types import Receive, Scope, Send
@@ -24,24 +23,22 @@ if TYPE_CHECKING:
     from .events import Finished
     from .stream import Stream
 
-__all__ = ("ErrorResponse", "JSONBody", "StreamResponse")
+__all__ = ("EVENT_STREAM", "JSON", "ErrorResponse", "Headers", "JSONBody", "StreamResponse")
 
-Headers = list[tuple[bytes, bytes]]
+Headers: TypeAlias = "tuple[tuple[bytes, bytes], ...]"
 
-EVENT_STREAM: Headers = [
+EVENT_STREAM: Final[Headers] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back otherwise
-]
-JSON: Headers = [(b"content-type", b"application/json")]
+)
+JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 
 class JSONBody:
     """A whole body, known at once."""
 
-    def __init__(
-        self, body: bytes, *, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = JSON
-    ):
+    def __init__(self, body: bytes, *, status: int = 200, headers: Headers = JSON):
         self._status = status
         self._headers = [*headers, (b"content-length", str(len(body)).encode())]
         self._body = body
@@ -57,11 +54,9 @@ class JSONBody:
 class ErrorResponse(JSONBody):
     """An error as the nested OpenAI object, under its own HTTP status."""
 
-    def __init__(self, error: TilertStreamError, headers: Headers | None = None) -> None:
+    def __init__(self, error: TilertStreamError, headers: Headers = ()) -> None:
         super().__init__(
-            error_body(error),
-            status=error.status,
-            headers=[*error_headers(error), *(headers or [])],
+            error_body(error), status=error.status, headers=(*error_headers(error), *headers)
         )
 
 
@@ -72,8 +67,8 @@ class StreamResponse:
     Starlette or FastAPI endpoint.
 
     :param opened: ``service.open(request, encoder)``.
-    :param event_stream: whether the bytes are server-sent events; otherwise one JSON body.
-    :param headers: sent besides the content's own.
+    :param content: the headers that describe the encoder's bytes.
+    :param headers: sent besides, with an error's answer too.
     :param cut_on_error: how a stream that has begun ends on an error: cut, or (False) like a
         complete one, for clients that need it so.
     """
@@ -82,14 +77,13 @@ class StreamResponse:
         self,
         opened: AbstractAsyncContextManager[Stream[bytes]],
         *,
-        event_stream: bool,
-        headers: Headers | None = None,
+        content: Headers = EVENT_STREAM,
+        headers: Headers = (),
         cut_on_error: bool = True,
     ) -> None:
         self._opened = opened
-        self._extra = headers or []
-        self._headers = [*(EVENT_STREAM if event_stream else JSON), *self._extra]
-        self._event_stream = event_stream
+        self._content = content
+        self._headers = headers
         self._cut_on_error = cut_on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +94,7 @@ class StreamResponse:
             async with self._opened as stream:
                 outcome = await self._write(stream, send, listener)
             if outcome is not None and outcome.error is not None:
-                await ErrorResponse(outcome.error, self._extra)(scope, receive, send)
+                await ErrorResponse(outcome.error, self._headers)(scope, receive, send)
             tasks.cancel_scope.cancel()
 
     async def _write(
@@ -121,12 +115,12 @@ class StreamResponse:
                 listener.cancel()
             if not started:
                 started = True
-                await send(self._start(len(body) if over and not self._event_stream else None))
+                await send(self._start(len(body) if over else None))
             await send({"type": "http.response.body", "body": body, "more_body": not over})
         return None if started else stream.outcome
 
     def _start(self, length: int | None) -> dict[str, object]:
-        headers = list(self._headers)
+        headers = [*self._content, *self._headers]
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         return {"type": "http.response.start", "status": 200, "headers": headers}
