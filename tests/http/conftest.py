@@ -109,7 +109,11 @@ class Running:
         sock = socket.socket(family)
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        sock.connect(host if port is None else (host, port))
+        try:
+            sock.connect(host if port is None else (host, port))
+        except OSError:
+            sock.close()
+            raise
         sock.settimeout(0)
         client = Client(sock)
         self.clients.append(client)

@@ -40,21 +40,20 @@ async def lifespan(
     conversation = _Conversation(app, required=settings.lifespan == "on")
     async with anyio.create_task_group() as group:
         group.start_soon(conversation.run)
-        await conversation.started.wait()
-        if conversation.failure is not None:
-            raise conversation.failure
         try:
+            await conversation.started.wait()
+            if conversation.failure is not None:
+                raise conversation.failure
             yield conversation.state if conversation.supported else None
         finally:
             if conversation.supported:
                 conversation.shutdown.set()
-                # Cancelled or not: what the app holds must be given back, in bounded time.
                 with anyio.move_on_after(settings.shutdown_timeout, shield=True):
                     await conversation.ended.wait()
                 if not conversation.ended.is_set():
                     limit = settings.shutdown_timeout
                     logger.error("The app's lifespan did not shut down within %s s.", limit)
-            group.cancel_scope.cancel()
+            conversation.scope.cancel()
 
 
 class _Conversation:
@@ -64,6 +63,9 @@ class _Conversation:
         self._app = app
         self._required = required
         self._asked = False
+        # Whoever cancels the server, the app ends by its shutdown, in bounded time: what it holds
+        # must be given back.
+        self.scope = anyio.CancelScope(shield=True)
         self.state: dict[str, object] = {}
         self.supported = False
         self.failure: StartupFailed | None = None
@@ -75,7 +77,8 @@ class _Conversation:
         """Call the app. What it raises after its startup is the server's end, and is raised."""
         scope = {"type": "lifespan", "asgi": ASGI_VERSION, "state": self.state}
         try:
-            await self._app(scope, self._receive, self._send)
+            with self.scope:
+                await self._app(scope, self._receive, self._send)
         except Exception as error:
             if self.supported:
                 raise
