@@ -1,0 +1,371 @@
+"""No body may raise anything but a 4xx that names the field."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilert_stream.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    TilertStreamError,
+    UnsupportedParameter,
+)
+from tilert_stream.openai.chat import ChatRequest, parse_chat
+from tilert_stream.openai.completions import CompletionRequest, parse_completion
+from tilert_stream.openai.parameters import PARAMETERS
+
+if TYPE_CHECKING:
+    from tilert_stream.model_card import ModelCard
+
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+A: dict[str, Any] = {"prompt": "a"}
+
+
+def refused_chat(card: ModelCard, body: object) -> TilertStreamError:
+    with pytest.raises(TilertStreamError) as caught:
+        parse_chat(body if isinstance(body, bytes) else orjson.dumps(body), card)
+    assert 400 <= caught.value.status < 500
+    return caught.value
+
+
+def refused_completion(card: ModelCard, body: object) -> TilertStreamError:
+    with pytest.raises(TilertStreamError) as caught:
+        parse_completion(orjson.dumps(body), card)
+    assert 400 <= caught.value.status < 500
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "offset"),
+    [
+        (b"{", 1),
+        (b'{"a": 1,}', 7),
+        (b"\xff", 0),
+        ('{"é": x}'.encode(), 7),
+        ('{"é": "'.encode() + b'\xff"}', 8),
+        (b'{"a": "\\ud800"}', 7),
+        (b'{"a": "\\ud800\\u0041"}', None),
+        (b'{"a": NaN}', 6),
+        (b'{"a": Infinity}', 6),
+        (b'{"a": -Infinity}', None),
+        (b'{"a": ' + b"9" * 5000 + b"}", 6),
+        (b"[" * 100_000, None),
+        (b'{"a":' * 100_000, None),
+        (b"\xef\xbb\xbf{}", 0),
+        (b"{} {}", 3),
+    ],
+)
+def test_not_json(card: ModelCard, body: bytes, offset: int | None) -> None:
+    error = refused_chat(card, body)
+    assert error.status == 400
+    assert error.type == "invalid_request_error"
+    assert error.param is None
+    assert "not valid JSON" in error.message
+    place = int(error.message.rpartition("byte offset ")[2])
+    assert place == offset if offset is not None else 0 < place < len(body)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"5", b'"text"', b"[{}]"])
+def test_not_an_object(card: ModelCard, body: bytes) -> None:
+    error = refused_chat(card, body)
+    assert error.param is None
+    assert "must be a JSON object" in error.message
+
+
+CHAT_REFUSALS: list[tuple[dict[str, object], str]] = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [5]}, "messages[0]"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": None, "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+        "messages[0].tool_calls",
+    ),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 5.0}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 1e30}, "seed"),
+    ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": [260]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": 5}, "stop_token_ids"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream": 1}, "stream"),
+    ({"stream": True, "stream_options": []}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+    ({"include_stop_str_in_output": "true"}, "include_stop_str_in_output"),
+    ({"ignore_eos": "true"}, "ignore_eos"),
+    ({"model": 5}, "model"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    (
+        {"chat_template_kwargs": {"add_generation_prompt": False}},
+        "chat_template_kwargs.add_generation_prompt",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), CHAT_REFUSALS)
+def test_wrong_chat_field(card: ModelCard, fields: dict[str, object], param: str) -> None:
+    error = refused_chat(card, HI | fields)
+    assert isinstance(error, InvalidRequest)
+    assert error.param == param
+    assert param in error.message
+
+
+@pytest.mark.parametrize("stop", ["", [""], ["", "E"], 5, [1], {}, ["x"] * 200, ["x" * 1025], True])
+def test_stp_09_refused(card: ModelCard, stop: object) -> None:
+    error = refused_chat(card, HI | {"stop": stop})
+    assert error.status == 400
+    assert error.param is not None
+    assert error.param.startswith("stop")
+
+
+@pytest.mark.parametrize(
+    ("stop", "strings"),
+    [
+        (None, ()),
+        ([], ()),
+        ("E", ("E",)),
+        (["E", "F"], ("E", "F")),
+        (["x"] * 16, ("x",) * 16),
+    ],
+)
+def test_stp_09_accepted(card: ModelCard, stop: object, strings: tuple[str, ...]) -> None:
+    request, _ = parse_chat(orjson.dumps(HI | {"stop": stop}), card)
+    assert request.stop == strings
+
+
+def test_stp_09_include_stop_is_false_where_it_is_null(card: ModelCard) -> None:
+    body = HI | {"stop": "E", "include_stop_str_in_output": None}
+    request, _ = parse_chat(orjson.dumps(body), card)
+    assert request.include_stop is False
+
+
+PROMPT_REFUSALS: list[tuple[object, str]] = [
+    (None, "prompt"),
+    ("", "prompt"),
+    ([], "prompt"),
+    ([[]], "prompt"),
+    ({}, "prompt"),
+    (5, "prompt"),
+    ([1, 260], "prompt[1]"),
+    ([1, -1], "prompt[1]"),
+    ([1, True], "prompt[1]"),
+    ([1, 2.0], "prompt[1]"),
+    ([[1, 999]], "prompt[0][1]"),
+    (["a", 1], "prompt[1]"),
+    ([None], "prompt[0]"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "param"), PROMPT_REFUSALS)
+def test_wrong_prompt(card: ModelCard, prompt: object, param: str) -> None:
+    # The tokenizer would put its BOS before an empty text.
+    error = refused_completion(card, {"prompt": prompt, "add_special_tokens": False})
+    assert error.status == 400
+    assert error.param == param
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}, {"n": 2}])
+def test_pd_15_several_answers_are_refused_by_name(
+    card: ModelCard, fields: dict[str, object]
+) -> None:
+    error = refused_completion(card, A | fields)
+    assert isinstance(error, UnsupportedParameter)
+    assert error.status == 400
+    assert error.param == next(iter(fields))
+
+
+def test_pd_15_n_in_chat(card: ModelCard) -> None:
+    assert refused_chat(card, HI | {"n": 2}).param == "n"
+
+
+def test_pd_15_best_of_has_one_candidate(card: ModelCard) -> None:
+    request, _ = parse_completion(orjson.dumps(A | {"best_of": 2}), card)
+    assert request.prompt_ids == (256, 97)
+
+
+def test_image_part_is_refused_by_its_own_name(card: ModelCard) -> None:
+    parts: list[dict[str, object]] = [
+        {"type": "text", "text": "what is this?"},
+        {"type": "image_url", "image_url": {}},
+    ]
+    error = refused_chat(card, {"messages": [{"role": "user", "content": parts}]})
+    assert isinstance(error, UnsupportedParameter)
+    assert error.param == "messages[0].content[1].type"
+    assert '"image_url"' in error.message
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+def test_unknown_model_is_404(card: ModelCard, parse: Any) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        parse(orjson.dumps(HI | A | {"model": "gpt-9"}), card)
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert caught.value.param == "model"
+    assert '"gpt-9"' in caught.value.message
+    assert "byte, byte-alias" in caught.value.message
+
+
+def test_a_long_value_is_cut_in_the_message(card: ModelCard) -> None:
+    error = refused_chat(card, HI | {"max_tokens": "9" * 100_000})
+    assert len(error.message) < 200
+    assert "100000 characters" in error.message
+
+
+def test_chat_with_a_base_model(card: ModelCard) -> None:
+    error = refused_chat(replace(card, chat_template=None), HI)
+    assert error.param == "messages"
+    assert "/v1/completions" in error.message
+
+
+def test_prompt_longer_than_the_context(card: ModelCard) -> None:
+    error = refused_completion(card, {"prompt": "x" * 1500})
+    assert isinstance(error, ContextLengthExceeded)
+    assert error.param == "prompt"
+    assert "1501" in error.message
+    assert "1000" in error.message
+
+
+def test_prompt_and_max_tokens_longer_than_the_context(card: ModelCard) -> None:
+    error = refused_completion(card, {"prompt": "x" * 99, "max_tokens": 901})
+    assert isinstance(error, ContextLengthExceeded)
+    assert error.code == "context_length_exceeded"
+    assert error.param == "max_tokens"
+    for number in ("100", "901", "1001", "1000", "900"):
+        assert number in error.message
+
+
+REFUSED = [
+    (endpoint, parameter.name)
+    for parameter in PARAMETERS
+    if parameter.answer == "refused"
+    for endpoint in parameter.endpoints
+]
+
+
+@pytest.mark.parametrize(("endpoint", "name"), REFUSED)
+def test_refused_parameter_is_named(card: ModelCard, endpoint: str, name: str) -> None:
+    refused = refused_chat if endpoint == "chat" else refused_completion
+    error = refused(card, (HI if endpoint == "chat" else A) | {name: [3]})
+    assert isinstance(error, UnsupportedParameter)
+    assert (error.code, error.param) == ("unsupported_parameter", name)
+
+
+# --- fuzz ------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=8,
+)
+NAMES = sorted(
+    {parameter.name for parameter in PARAMETERS}
+    | set(ChatRequest.model_fields)
+    | set(CompletionRequest.model_fields)
+)
+ROLES = st.sampled_from(["system", "user", "assistant", "developer", "tool"])
+PARTS = st.lists(
+    st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url"]), "text": st.text()})
+)
+MESSAGES = st.lists(
+    JSON | st.fixed_dictionaries({"role": ROLES, "content": st.text() | PARTS | JSON}), max_size=3
+)
+FIELDS: st.SearchStrategy[dict[str, object]] = st.dictionaries(
+    st.sampled_from(NAMES), JSON, max_size=4
+)
+VALID: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
+    {}, optional={"messages": MESSAGES, "stream": st.just(value=True)}
+)
+
+
+def _body(valid: dict[str, object], mutation: dict[str, object]) -> dict[str, object]:
+    return HI | A | valid | mutation
+
+
+BODIES = st.builds(_body, VALID, FIELDS)
+
+
+def answer(parse: Any, body: bytes, card: ModelCard) -> None:
+    refusal: TilertStreamError | None = None
+    try:
+        request, envelope = parse(body, card)
+    except TilertStreamError as error:
+        refusal = error
+    else:
+        assert 1 <= request.limits.max_tokens <= card.max_seq_len - len(request.prompt_ids)
+        assert 0 <= request.limits.min_tokens <= request.limits.max_tokens
+        assert all(request.stop)
+        assert envelope.model in card.names
+        assert request.id in envelope.id
+    assert refusal is None or 400 <= refusal.status < 500
+    assert refusal is None or len(refusal.message) < 1000
+
+
+@settings(deadline=None, max_examples=400)
+@given(body=BODIES)
+def test_mutated_bodies(card: ModelCard, body: dict[str, object]) -> None:
+    encoded = orjson.dumps(body)
+    answer(parse_chat, encoded, card)
+    answer(parse_completion, encoded, card)
+
+
+@settings(deadline=None, max_examples=200)
+@given(body=JSON.map(orjson.dumps) | st.binary(max_size=64))
+def test_random_bodies(card: ModelCard, body: bytes) -> None:
+    answer(parse_chat, body, card)
+    answer(parse_completion, body, card)
+
+
+@settings(deadline=None, max_examples=200)
+@given(body=BODIES.map(orjson.dumps), place=st.integers(0, 4000), byte=st.integers(0, 255))
+def test_one_broken_byte(card: ModelCard, body: bytes, place: int, byte: int) -> None:
+    broken = bytearray(body)
+    broken[place % len(broken)] = byte
+    answer(parse_chat, bytes(broken), card)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nesting_that_json_allows(card: ModelCard, name: str) -> None:
+    deep = b"[" * 1000 + b"]" * 1000
+    base = orjson.dumps(HI | A)[:-1]
+    for parse in (parse_chat, parse_completion):
+        answer(parse, base + b',"' + name.encode() + b'":' + deep + b"}", card)
