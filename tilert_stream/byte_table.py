@@ -87,9 +87,8 @@ class ByteDecoder:
         if isinstance(spelling, str):
             # Text begins with a whole character, so that held bytes cannot go on in it.
             return self._give_up() + spelling if spelling else ""
-        text, used = utf_8_decode(self._held + spelling, "replace", False)  # noqa: FBT003 - positional only
-        self._held = (self._held + spelling)[used:]
-        if used and self._of_prompt:
+        text, self._held = _decode_start(self._held + spelling)
+        if text and self._of_prompt:
             self._of_prompt = False
             text = text.removeprefix(REPLACEMENT)
         return text
@@ -111,6 +110,16 @@ class ByteDecoder:
         return rest
 
 
+def _decode_start(data: bytes) -> tuple[str, bytes]:
+    """The characters of ``data``, and the bytes at its end that may yet become one."""
+    text, used = utf_8_decode(data, "replace", False)  # noqa: FBT003 - positional only
+    rest = data[used:]
+    if rest[:1] == b"\xed" and rest[1:] >= b"\xa0":
+        # CPython waits for the third byte of an encoded surrogate, only to refuse all three.
+        return text + REPLACEMENT * len(rest), b""
+    return text, rest
+
+
 def _incomplete_tail(spellings: Mapping[int, Spelling], prompt_ids: Sequence[int]) -> bytes:
     """The bytes at the end of the prompt that begin a character, at most three."""
     tail = b""
@@ -123,7 +132,7 @@ def _incomplete_tail(spellings: Mapping[int, Spelling], prompt_ids: Sequence[int
         elif not spelling:
             continue
         break
-    return tail[utf_8_decode(tail, "replace", False)[1] :]  # noqa: FBT003 - positional only
+    return _decode_start(tail)[1]
 
 
 def _strip_left(spellings: Mapping[int, Spelling], prompt_ids: Sequence[int], strip: str) -> str:

@@ -87,8 +87,10 @@ class TextTokenizer:
 
         Ids outside the vocabulary give no text.
         """
-        known = [token_id for token_id in ids if token_id in self.tokens]
-        return self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
+        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
+        shown = [i for i in ids if i in self.tokens and i not in skipped]
+        # Some decoders panic where there is nothing to decode.
+        return self._tokenizer.decode(shown, skip_special_tokens=False) if shown else ""
 
     def decoder_steps(self) -> tuple[DecoderStep, ...]:
         """The decoders of ``decode``, in order; none where it joins tokens by spaces."""
