@@ -75,6 +75,24 @@ async def test_client_gone_before_the_head_is_499(
     assert lines(caplog) == ['"GET / HTTP/1.1" 499 0 B gone -']
 
 
+async def test_answer_cut_by_the_server_says_so(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        while True:
+            await receive()
+
+    async with serving(app) as running:
+        client = await running.connect()
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"part\r\n")
+        running.server.cut()
+        await client.rest()
+    assert lines(caplog) == ['"GET / HTTP/1.1" 200 4 B cut -']
+
+
 async def test_it_can_be_off(
     serving: Serving, echo: ASGIApp, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -103,6 +103,7 @@ async def test_cut_ends_the_drain(serving: Serving) -> None:
         running.server.drain()
         running.server.cut()
         assert not (await client.rest()).endswith(b"0\r\n\r\n")
+    assert running.server.statistics().cut_total == 1
 
 
 async def test_cut_of_an_old_client_is_a_reset(serving: Serving) -> None:

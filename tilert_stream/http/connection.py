@@ -136,9 +136,12 @@ class Connection:
             self._ledger.requests_total += 1
             # Until the exchange has ended well, closing must not look like the end of a body.
             self._resets = True
+            record.ending = "cut"
             return await self._answer(scope, exchange, record, head_only=_is_head(request))
         finally:
             self._ledger.requests -= 1
+            self._ledger.gone_total += record.ending == "gone"
+            self._ledger.cut_total += record.ending == "cut"
             self._resets = not exchange.complete and (
                 exchange.close_delimited or (exchange.gone is not None and exchange.refused is None)
             )
@@ -225,6 +228,7 @@ class Connection:
         head_only: bool,
     ) -> bool:
         if exchange.complete:
+            record.ending = "complete"
             if failure is not None:
                 logger.error("The app failed after answering %s", record.request, exc_info=failure)
             keep = failure is None and self._conn.states == _BOTH_DONE and exchange.gone is None
@@ -234,13 +238,13 @@ class Connection:
         if exchange.refused is not None and not exchange.head_left:
             await self._refuse(exchange.refused, record, head_only=head_only)
         elif exchange.refused is None and exchange.gone is not None:
-            self._ledger.gone_total += 1
             record.ending = "gone"
             logger.info("%s: %s", self._name, exchange.gone)
+            logger.debug("The app had nobody to answer %s", record.request, exc_info=failure)
         elif exchange.head_left:
             if failure is not None and exchange.refused is None:
                 logger.error("The app failed in its answer to %s", record.request, exc_info=failure)
-            await self._cut(exchange, record)
+            await self._cut(exchange)
         else:
             logger.error("The app gave no answer to %s", record.request, exc_info=failure)
             error = InternalError("The server failed to answer; its log has the reason.")
@@ -269,10 +273,8 @@ class Connection:
             if not input_clean:
                 await self._linger()
 
-    async def _cut(self, exchange: Exchange, record: AccessRecord) -> None:
+    async def _cut(self, exchange: Exchange) -> None:
         """End an answer short, so that the client can tell, and has what was sent before."""
-        self._ledger.cut_total += 1
-        record.ending = "cut"
         if exchange.close_delimited:
             await wait_delivered(self._sock, self._settings.linger_timeout)
         elif not exchange.input_clean:
