@@ -11,7 +11,7 @@ from .describe import describe
 from .envelope import Envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from ..model_card import ModelCard
     from .envelope import Endpoint
@@ -54,11 +54,13 @@ def check_model(model: str | None, card: ModelCard) -> str:
     return model
 
 
-def check_ids(ids: Iterable[int], param: str, vocab_size: int) -> None:
+def check_ids(ids: Sequence[int], param: str, vocab_size: int) -> None:
     """Refuse token ids that the model does not have.
 
     :raises ~tilert_stream.errors.InvalidRequest: naming the first.
     """
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
     for index, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise InvalidRequest(
