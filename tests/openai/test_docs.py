@@ -20,7 +20,8 @@ def test_tables() -> None:
         for each in PARAMETERS:
             if each.answer != answer:
                 continue
-            where = "both" if len(each.endpoints) > 1 else NAMES[each.endpoints[0]]
+            names = [NAMES[endpoint] for endpoint in each.endpoints]
+            where = "both" if len(names) > 1 else names[0]
             row = f"`{each.name}` | {where} | {each.note}"
             if answer == "refused":
                 values = ", ".join(f"`{dumps(value).decode()}`" for value in each.no_effect)

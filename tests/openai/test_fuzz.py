@@ -1,4 +1,4 @@
-"""Random bodies, valid ones with random fields, and broken bytes: a request or a 4xx, nothing else."""
+"""Random bodies, random fields, broken bytes: a request or a 4xx comes out, nothing else."""
 
 from __future__ import annotations
 
