@@ -18,7 +18,6 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import orjson
 from starlette.routing import Route, Router
 
 from . import __version__
@@ -26,6 +25,7 @@ from .auth import KeyRing
 from .errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
 from .openai.chat import parse_chat
 from .openai.completions import parse_completion
+from .openai.encoding import dumps
 from .openai.objects import model_list
 from .request_body import read_body
 from .response import EVENT_STREAM, JSON, ErrorResponse, JSONBody, StreamResponse
@@ -122,7 +122,7 @@ class App:
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._keys.check(scope["headers"])
-        await JSONBody(orjson.dumps(model_list([self.card])))(scope, receive, send)
+        await JSONBody(dumps(model_list([self.card])))(scope, receive, send)
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self.service.ready:
@@ -170,7 +170,7 @@ class _Endpoint:
 
 
 def _json(content: object) -> Handler:
-    return JSONBody(orjson.dumps(content))
+    return JSONBody(dumps(content))
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -82,6 +82,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         if self._tasks is not None:
             raise NotReady("this service has been entered already")
         died = self._died = Completion()
+        self._draining = False
         try:
             async with create_task_group() as self._tasks:
                 for worker in self._workers:

@@ -1,0 +1,119 @@
+"""Everything in one process: configuration in, a model loaded, an app served until a signal.
+
+``build_app`` alone is what an existing ASGI app embeds.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from tilert_stream.asgi import App
+from tilert_stream.errors import EngineDied, TilertStreamError
+from tilert_stream.http import Server, ServerSettings, run_until_signalled
+from tilert_stream.nodes.local import local_service
+
+from .announcement import announce
+from .models import load_model
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+    from tilert_stream.config import ServeConfig
+    from tilert_stream.http.scope import Address
+
+__all__ = ("build_app", "run")
+
+logger = logging.getLogger(__name__)
+
+ENGINE_DIED: Final = 70
+"""Exit code (EX_SOFTWARE) after an engine's death: a supervisor should start us again."""
+
+
+def build_app(config: ServeConfig) -> App:
+    """The ASGI app that ``config`` describes, its model loaded; nothing runs yet.
+
+    :raises ~tilert_stream.errors.ConfigError: the model cannot be served.
+    :raises ~tilert_stream.errors.PipelineError: a stage is not found, or cannot stand there.
+    """
+    model = load_model(config)
+    service = local_service(
+        model.prefill,
+        model.decode,
+        model.tokenizer,
+        queue_timeout=config.queue_timeout,
+        max_queue=config.max_queue,
+        coalesce=config.coalesce_ms / 1000,
+    )
+    for stage in config.stages:
+        service.pipeline = service.pipeline.insert(
+            stage.use, where=stage.where, anchor=stage.anchor
+        )
+    return App(
+        service,
+        model.card,
+        api_keys=config.api_keys,
+        max_body_bytes=config.max_body_bytes,
+        done_after_error=config.done_after_error,
+    )
+
+
+def run(config: ServeConfig) -> int:
+    """Serve until a signal; the exit code.
+
+    :raises ~tilert_stream.errors.TilertStreamError: as ``build_app``.
+    """
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
+    )
+    app = build_app(config)
+    if config.print_pipeline:
+        sys.stdout.write(f"{app.service.pipeline}\n")
+        return 0
+    options: dict[str, Any] = {}
+    if config.backend == "asyncio":
+        options["use_uvloop"] = config.uvloop and find_spec("uvloop") is not None
+    return anyio.run(_serve, app, config, backend=config.backend, backend_options=options)
+
+
+async def _serve(app: App, config: ServeConfig) -> int:
+    server = Server(app, _settings(config), on_drain=app.service.drain)
+    failure: TilertStreamError | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def serve(*, task_status: TaskStatus[list[Address]]) -> None:
+            await run_until_signalled(server, task_status=task_status)
+            tasks.cancel_scope.cancel()
+
+        try:
+            addresses = await tasks.start(serve)
+        except TilertStreamError as error:  # raised before anything was served
+            failure = error
+        else:
+            announce(addresses[0], app.card)
+            failure = await app.service.died()
+            logger.critical("%s", failure.message)
+            server.drain()
+    if isinstance(failure, EngineDied):
+        return ENGINE_DIED
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _settings(config: ServeConfig) -> ServerSettings:
+    return ServerSettings(
+        host=config.host,
+        port=config.port,
+        uds=config.uds,
+        max_body_bytes=config.max_body_bytes,
+        idle_timeout=config.keep_alive_timeout,
+        write_stall_timeout=config.write_stall_timeout,
+        drain_timeout=config.drain_timeout,
+        allow_half_close=config.allow_half_close,
+        access_log=config.access_log,
+    )

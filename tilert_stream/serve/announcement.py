@@ -1,0 +1,47 @@
+"""What a started server says: where it is, and a line to paste."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tilert_stream.http.scope import Address
+    from tilert_stream.model_card import ModelCard
+
+__all__ = ("announce", "describe")
+
+
+def announce(address: Address, card: ModelCard) -> None:
+    """Print ``describe`` to stdout at once, also into a pipe."""
+    sys.stdout.write(describe(address, card))
+    sys.stdout.flush()
+
+
+def describe(address: Address, card: ModelCard) -> str:
+    """The URL, the model's name, and a ``curl`` line that streams an answer."""
+    host, port = address
+    if port is None:
+        where, target = f"Unix socket {host}", f"--unix-socket {host} http://localhost"
+    else:
+        where = target = f"http://{_reachable(host)}:{port}"
+    prompt: dict[str, object]
+    if card.chat_template is not None:
+        path = "chat/completions"
+        prompt = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    else:
+        path = "completions"
+        prompt = {"prompt": "The capital of France is", "max_tokens": 64}
+    body = json.dumps({**prompt, "stream": True}, separators=(",", ":"))
+    return (
+        f"Serving {card.names[0]} at {where}/v1\n\n"
+        f"  curl -N {target}/v1/{path} -H 'content-type: application/json' -d '{body}'\n\n"
+    )
+
+
+def _reachable(host: str) -> str:
+    """An address to connect to, for one to listen on."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
