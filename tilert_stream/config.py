@@ -96,7 +96,7 @@ class ServeConfig:
         Literal["asyncio", "trio"], Option("Listen", "Which event loop runs the server.")
     ] = "asyncio"
     uvloop: Annotated[
-        bool, Option("Listen", "Let uvloop, where it is installed, run the asyncio backend.")
+        bool, Option("Listen", "Whether uvloop, where it is installed, runs the asyncio backend.")
     ] = True
 
     model: Annotated[
@@ -163,7 +163,7 @@ class ServeConfig:
             "HTTP",
             "Key that clients must send. Other users of the machine can read a command line:"
             " prefer the environment or a file.",
-            default="none: anybody may ask",
+            default="nobody needs one",
             singular="api_key",
             secret=True,
         ),
@@ -195,7 +195,9 @@ class ServeConfig:
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Option("Log", "Least level that is logged.")
     ] = "info"
-    access_log: Annotated[bool, Option("Log", "Log one line a request.")] = True
+    access_log: Annotated[bool, Option("Log", "Whether each request is logged, one line each.")] = (
+        True
+    )
 
     stages: Annotated[
         tuple[StagePlacement, ...],

@@ -40,8 +40,8 @@ class OptionSpec:
     """The field of the configuration class."""
     type: type[str | int | float | bool | Path | StagePlacement]
     """What one value is."""
-    choices: tuple[str, ...]
-    """The values there are, where they are listed; they are text."""
+    hint: Any
+    """What one value is, as annotated: a Literal where the values are listed."""
     repeated: bool
     option: Option
     default: object
@@ -60,6 +60,11 @@ class OptionSpec:
     def variable(self) -> str:
         """Its name in the environment."""
         return PREFIX + self.key.upper()
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:
+        """The values there are, where they are listed; they are text."""
+        return get_args(self.hint) if get_origin(self.hint) is Literal else ()
 
     @cached_property
     def needs(self) -> str:
@@ -158,9 +163,14 @@ def _spec(field: Field[Any], hint: Any) -> OptionSpec:
         kind = get_args(kind)[0]
     elif get_origin(kind) in (Union, types.UnionType):
         (kind,) = (each for each in get_args(kind) if each is not type(None))
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    default = None if field.default is MISSING else field.default
-    return OptionSpec(field.name, str if choices else kind, choices, repeated, option, default)
+    return OptionSpec(
+        name=field.name,
+        type=str if get_origin(kind) is Literal else kind,
+        hint=kind,
+        repeated=repeated,
+        option=option,
+        default=None if field.default is MISSING else field.default,
+    )
 
 
 def _placement(table: dict[str, object], where: str) -> StagePlacement:
