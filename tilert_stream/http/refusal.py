@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import h11
-import orjson
 
+from ..openai.errors import error_body, error_headers
 from .errors import HeadersTooLarge, MalformedRequest, UnsupportedRequest
 
 if TYPE_CHECKING:
@@ -38,24 +37,13 @@ def refusal(error: TilertStreamError, *, head_only: bool = False) -> bytes:
     The body is OpenAI's nested error object. A connection object of its own makes the bytes, so
     that they can be had whatever state the client's request has left the real one in.
     """
-    body = orjson.dumps(
-        {
-            "error": {
-                "message": error.message,
-                "type": error.type,
-                "param": error.param,
-                "code": error.code,
-            }
-        }
-    )
+    body = error_body(error)
     headers = [
-        (b"content-type", b"application/json"),
+        *error_headers(error),
         (b"content-length", b"%d" % len(body)),
         (b"date", http_date()),
         (b"connection", b"close"),
     ]
-    if error.retry_after is not None:
-        headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
     head = h11.Response(
         status_code=error.status,
         headers=headers,
