@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from anyio import to_thread
 from starlette.routing import Route, Router
 
 from . import __version__
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     Parse = Callable[[bytes, ModelCard], tuple[GenerateRequest, Envelope]]
 
 __all__ = ("App",)
+
+PARSED_IN_A_THREAD: Final = 32 * 1024
+"""Bytes of a body from which on tokenizing it would hold up every other stream for milliseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +108,10 @@ class App:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             self._keys.check(scope["headers"])
             body = await read_body(scope, receive, self._max_body_bytes)
-            request, envelope = parse(body, self.card)
+            if len(body) < PARSED_IN_A_THREAD:
+                request, envelope = parse(body, self.card)
+            else:
+                request, envelope = await to_thread.run_sync(parse, body, self.card)
             encode = (
                 EncodeSSE(envelope, done_after_error=self._done_after_error)
                 if envelope.stream

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from tilert_stream.errors import EngineFault
 from tilert_stream.testing import Gate
 from tilert_stream.testing.apps import ScriptedApp
 from tilert_stream.testing.tokenizers import EOS
+from tilert_stream.tokenizer import TextTokenizer
 
 Request = Callable[..., Any]
 
@@ -395,3 +397,23 @@ async def test_err_09_bad_requests_harm_nobody(request_to: Request) -> None:
             assert answer.status == 400
             assert answer.json["error"]["code"] == "context_length_exceeded"
         assert (await request_to(app, body=CHAT).run()).status == 200
+
+
+async def test_a_long_body_is_parsed_beside_the_event_loop(
+    request_to: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = ScriptedApp(max_seq_len=100_000)
+    threads: list[int] = []
+    encode = TextTokenizer.encode
+
+    def watched(self: TextTokenizer, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        threads.append(threading.get_ident())
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(TextTokenizer, "encode", watched)
+    async with app.lifespan():
+        for size in (100, 40_000):
+            body = {"messages": [{"role": "user", "content": "x" * size}], "max_tokens": 1}
+            assert (await request_to(app, body=body).run()).status == 200
+    assert threads[0] == threading.get_ident()
+    assert threads[1] != threading.get_ident()
