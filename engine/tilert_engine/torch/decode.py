@@ -1,0 +1,191 @@
+"""The decode engine: a KV cache in, chains of token ids out.
+
+Prefill's cache is copied into the slot's own region; from then on nothing is shared with prefill
+but the read-only weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tilert_stream.errors import ConfigError, EngineFault
+from tilert_stream.events import Harvest, TokenBatch
+
+from .kv_cache import KVCache
+from .llama import KVBuffer, Llama
+from .prefill import check_window
+from .sampler import Sampler
+
+if TYPE_CHECKING:
+    from tilert_stream.events import Limits, Sampling
+
+    from .checkpoint import Checkpoint
+
+__all__ = ("DecodeSequence", "TorchDecode")
+
+
+@dataclass(slots=True, eq=False)
+class DecodeSequence:
+    """One sequence in a slot."""
+
+    slot: int
+    limits: Limits
+    sampler: Sampler
+    buffer: KVBuffer
+    """The slot's region."""
+    length: int
+    """Positions in ``buffer`` that are this sequence's."""
+    last: torch.Tensor
+    """The newest token, ``[1]``: not yet in ``buffer``."""
+    emitted: int = 1
+    over: bool = False
+
+
+class TorchDecode:
+    """A ``DecodeEngine`` on a checkpoint.
+
+    :param slots: sequences that can be open at once; each has ``max_seq_len`` positions of KV.
+    :param max_seq_len: tokens of prompt and answer together.
+    :param ar_steps: the longest chain, in tokens.
+    :raises ~tilert_stream.errors.ConfigError: a parameter that is out of range.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, slots: int, max_seq_len: int, ar_steps: int = 8
+    ) -> None:
+        check_window(checkpoint, max_seq_len)
+        for name, value in (("slots", slots), ("ar_steps", ar_steps)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        self.slots = slots
+        self.max_seq_len = max_seq_len
+        self._ar_steps = ar_steps
+        self._name = checkpoint.name
+        self._llama = Llama(checkpoint, max_seq_len)
+        self._cache = self._llama.buffer(slots, positions=max_seq_len)
+        self._open: dict[int, DecodeSequence] = {}
+        # Row 0: ids (exact in float64), row 1: highest logits. One tensor, so that a chain is read
+        # back in one copy.
+        self._chain = torch.empty(2, ar_steps, dtype=torch.float64, device=self._llama.device)
+
+    @torch.inference_mode()
+    def open(
+        self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /
+    ) -> DecodeSequence:
+        """Copy ``kv`` into ``slot``.
+
+        :raises ~tilert_stream.errors.EngineFault: a KV cache that this model does not take, or one
+            that leaves no room for ``limits.max_tokens``.
+        :raises RuntimeError: the slot is busy, or no slot of this engine.
+        """
+        if not 0 <= slot < self.slots:
+            raise RuntimeError(f"slot {slot} does not exist; there are {self.slots}")
+        if slot in self._open:
+            raise RuntimeError(f"slot {slot} is busy; close its sequence first")
+        cache = self._checked(kv, first_token, limits)
+        region = KVBuffer(self._cache.keys[slot], self._cache.values[slot])
+        region.keys[:, :, : cache.seq_len].copy_(cache.keys)
+        region.values[:, :, : cache.seq_len].copy_(cache.values)
+        sequence = DecodeSequence(
+            slot=slot,
+            limits=limits,
+            sampler=Sampler(sampling),
+            buffer=region,
+            length=cache.seq_len,
+            last=torch.tensor([first_token], device=self._llama.device),
+        )
+        self._open[slot] = sequence
+        return sequence
+
+    @torch.inference_mode()
+    def advance(self, sequence: DecodeSequence, /) -> Harvest:
+        """Run one chain of at most ``ar_steps`` steps, never more than the budget.
+
+        :raises ~tilert_stream.errors.EngineFault: the logits are not finite.
+        :raises RuntimeError: the sequence is closed or has finished.
+        """
+        if self._open.get(sequence.slot) is not sequence:
+            raise RuntimeError("this sequence is closed")
+        if sequence.over:
+            raise RuntimeError("this sequence has finished; close it")
+        ids, peaks = self._run_chain(sequence)
+        count, finished = sequence.limits.cut(ids, sequence.emitted)
+        if not all(math.isfinite(peak) for peak in peaks[:count]):
+            raise EngineFault(
+                f"the highest logits are {peaks[:count]}, not all finite: the weights or the dtype "
+                "overflow; try another dtype"
+            )
+        sequence.emitted += count
+        sequence.over = finished is not None
+        stopped = finished is not None and finished.reason == "stop"
+        return Harvest(TokenBatch(tuple(ids[:count]), ends_with_stop=stopped), finished)
+
+    def close(self, sequence: DecodeSequence, /) -> None:
+        """Free the slot.
+
+        :raises RuntimeError: it is not this sequence's any more.
+        """
+        if self._open.get(sequence.slot) is not sequence:
+            raise RuntimeError("this sequence is closed")
+        del self._open[sequence.slot]
+
+    def _run_chain(self, sequence: DecodeSequence) -> tuple[list[int], list[float]]:
+        limits = sequence.limits
+        steps = min(self._ar_steps, limits.max_tokens - sequence.emitted)
+        # Where a read costs nothing, a chain can end at its stop token; elsewhere it would cost a
+        # synchronisation a token.
+        ends = (
+            limits.eos_ids | limits.stop_ids
+            if self._llama.device.type == "cpu"
+            else frozenset[int]()
+        )
+        made = 0
+        for made in range(1, steps + 1):
+            index = sequence.emitted + made - 1
+            hidden = self._llama.hidden(sequence.last, sequence.length, sequence.buffer)
+            sequence.length += 1
+            drawn, peak = sequence.sampler.draw(
+                self._llama.logits(hidden[0]), index, masked=limits.stop_mask(index)
+            )
+            sequence.last = drawn.view(1)
+            self._chain[0, made - 1] = drawn
+            self._chain[1, made - 1] = peak
+            if ends and int(drawn) in ends:
+                break
+        rows: list[list[float]] = self._chain[:, :made].tolist()  # pyright: ignore[reportUnknownMemberType] -- untyped in torch
+        return [int(token) for token in rows[0]], rows[1]
+
+    def _checked(self, kv: object, first_token: int, limits: Limits) -> KVCache:
+        if not isinstance(kv, KVCache):
+            raise EngineFault(
+                f"the KV cache is a {type(kv).__name__}, this engine takes a KVCache; "
+                "pair it with the torch prefill engine"
+            )
+        config = self._llama.config
+        needed = (config.layers, config.kv_heads, kv.seq_len, config.head_dim)
+        for what, got, want in (
+            ("model", kv.model, self._name),
+            ("shape of keys", tuple(kv.keys.shape), needed),
+            ("shape of values", tuple(kv.values.shape), needed),
+            ("dtype of keys", kv.keys.dtype, self._llama.dtype),
+            ("dtype of values", kv.values.dtype, self._llama.dtype),
+        ):
+            if got != want:
+                raise EngineFault(
+                    f"the KV cache's {what} is {got}, this engine's is {want}; prefill and decode "
+                    "must load the same model with the same dtype"
+                )
+        if kv.seq_len + limits.max_tokens > self.max_seq_len:
+            raise EngineFault(
+                f"the prompt's {kv.seq_len} tokens and max_tokens {limits.max_tokens} are more "
+                f"than the engine's max_seq_len {self.max_seq_len}; ask for fewer tokens"
+            )
+        if not 0 <= first_token < config.vocab_size:
+            raise EngineFault(
+                f"the first token's id is {first_token}; ids are 0 to {config.vocab_size - 1}"
+            )
+        return kv

@@ -1,0 +1,109 @@
+"""The Llama forward pass: token ids and a KV buffer in, logits out; new K and V into the buffer.
+
+Stateless: what a sequence has computed lies in its ``KVBuffer``. The same code runs a chunk of a
+prompt and a single decode step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as nn
+
+from .rope import RopeTable
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
+    from .weights import LayerWeights
+
+__all__ = ("KVBuffer", "Llama")
+
+
+@dataclass(frozen=True, slots=True)
+class KVBuffer:
+    """One sequence's keys and values, each ``[layers, kv_heads, positions, head_dim]``."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class Llama:
+    """A checkpoint's decoder, ready for positions 0 … ``max_seq_len`` - 1."""
+
+    def __init__(self, checkpoint: Checkpoint, max_seq_len: int) -> None:
+        self.config = checkpoint.config
+        self.weights = checkpoint.weights
+        self.dtype = self.weights.dtype
+        self.device = self.weights.device
+        self._rope = RopeTable.build(self.config, max_seq_len, dtype=self.dtype, device=self.device)
+        self._group = self.config.heads // self.config.kv_heads
+
+    def buffer(self, *leading: int, positions: int) -> KVBuffer:
+        """Room for ``positions`` tokens; ``leading`` dimensions (slots) come first."""
+        config = self.config
+        shape = (*leading, config.layers, config.kv_heads, positions, config.head_dim)
+        return KVBuffer(
+            torch.empty(shape, dtype=self.dtype, device=self.device),
+            torch.empty(shape, dtype=self.dtype, device=self.device),
+        )
+
+    def hidden(self, ids: torch.Tensor, start: int, buffer: KVBuffer) -> torch.Tensor:
+        """Run ``ids`` (``[tokens]``) at positions ``start`` …; ``[tokens, hidden]``.
+
+        Positions before ``start`` must be in ``buffer``; those of ``ids`` are written to it.
+        """
+        x = nn.embedding(ids, self.weights.embedding)
+        mask = self._mask(ids.shape[0], start)
+        for index, layer in enumerate(self.weights.layers):
+            x = x + self._attend(layer, x, start, mask, buffer.keys[index], buffer.values[index])
+            x = x + self._mlp(layer, x)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The scores, float32 ``[vocab]``, of what follows a token of ``hidden`` (``[hidden]``)."""
+        return nn.linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return nn.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+    def _mask(self, tokens: int, start: int) -> torch.Tensor | None:
+        """Which positions each token may see, ``[group * tokens, start + tokens]``; None: all."""
+        if tokens == 1:
+            return None
+        shape = (tokens, start + tokens)
+        seen = torch.ones(shape, dtype=torch.bool, device=self.device).tril(start)
+        return seen.repeat(self._group, 1)
+
+    def _attend(
+        self,
+        layer: LayerWeights,
+        x: torch.Tensor,
+        start: int,
+        mask: torch.Tensor | None,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        config = self.config
+        tokens = x.shape[0]
+        stop = start + tokens
+        qkv = nn.linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        heads = qkv.view(tokens, -1, config.head_dim)
+        rotated = self._rope.rotate(heads[:, : config.heads + config.kv_heads], start)
+        keys[:, start:stop] = rotated[:, config.heads :].transpose(0, 1)
+        values[:, start:stop] = heads[:, config.heads + config.kv_heads :].transpose(0, 1)
+        # The query heads that share a key/value head become more queries of that one head:
+        # grouped-query attention without repeating K and V.
+        queries = rotated[:, : config.heads].transpose(0, 1)
+        queries = queries.reshape(1, config.kv_heads, self._group * tokens, config.head_dim)
+        mixed = nn.scaled_dot_product_attention(
+            queries, keys[None, :, :stop], values[None, :, :stop], attn_mask=mask
+        )
+        mixed = mixed.view(config.heads, tokens, config.head_dim).transpose(0, 1)
+        return nn.linear(mixed.reshape(tokens, config.q_size), layer.output)
+
+    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+        both = nn.linear(self._norm(x, layer.mlp_norm), layer.gate_up)
+        gate, up = both.chunk(2, -1)
+        return nn.linear(nn.silu(gate) * up, layer.down)

@@ -1,0 +1,83 @@
+"""Drawing a token: logits in, an id out.
+
+Order and definitions are vLLM's: mask, temperature, min_p, top_k, top_p. A draw is a pure function
+of the logits, the seed and the token's index in the answer, so that it is the same in any slot, in
+any batch, and on either side of the hand-over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tilert_stream.events import Sampling
+
+__all__ = ("Sampler", "uniform")
+
+_GREEDY_BELOW: Final = 1e-5
+
+
+def uniform(seed: int, index: int) -> float:
+    """Number ``index`` of the stream ``seed``, in [0, 1): a counter-based generator."""
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest) >> 11) * 2.0**-53
+
+
+class Sampler:
+    """One request's way of drawing. Holds parameters only: no draw changes it."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+
+    def draw(
+        self, logits: torch.Tensor, index: int, *, masked: Iterable[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw token number ``index`` of the answer. Nothing is read back from the device.
+
+        :param logits: float32 ``[vocab]``; overwritten at ``masked``.
+        :param masked: ids that must not be drawn; those outside the vocabulary are ignored.
+        :returns: the id and the highest logit, each of one element. A highest logit that is not
+            finite means that the id is worthless: NaN in the logits, or every id masked.
+        """
+        mask = [token for token in masked if 0 <= token < logits.shape[0]]
+        if mask:
+            logits[mask] = -torch.inf
+        # max() propagates NaN, so its value tells of one anywhere in the logits.
+        peak, best = logits.max(-1)
+        if self._sampling.temperature < _GREEDY_BELOW:
+            return best, peak
+        scaled = (logits - peak) / self._sampling.temperature
+        return self._drawn(scaled, uniform(self._seed, index)), peak
+
+    def _drawn(self, scaled: torch.Tensor, point: float) -> torch.Tensor:
+        """Draw by inverting the distribution at ``point``; ``scaled`` has its maximum at 0."""
+        sampling, vocab = self._sampling, scaled.shape[0]
+        candidates: torch.Tensor | None = None
+        if sampling.min_p > 0:
+            # p >= min_p * p_max, and p / p_max = exp(scaled)
+            scaled = scaled.masked_fill(scaled.exp() < sampling.min_p, -torch.inf)
+        if 0 < sampling.top_k < vocab:
+            scaled, candidates = scaled.topk(sampling.top_k)
+        elif sampling.top_p < 1:
+            scaled, candidates = scaled.sort(descending=True, stable=True)
+        weights = scaled.double().exp()
+        if sampling.top_p < 1:
+            share = weights / weights.sum()
+            # Kept: every token before which less than top_p has gathered; so never none.
+            outside = (share.cumsum(-1) - share) >= sampling.top_p
+            outside[0] = False
+            weights = weights.masked_fill(outside, 0)
+        gathered = weights.cumsum(-1)
+        # right=True skips tokens of weight 0. The product can round up to the total: the clamp
+        # then takes the last token that has weight.
+        place = torch.searchsorted(gathered, gathered[-1:] * point, right=True)
+        last = torch.searchsorted(gathered, gathered[-1:])
+        place = torch.minimum(place, last)[0]
+        return place if candidates is None else candidates[place]
