@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("Model", "load_model")
 
 DEMO: Final = "demo"
+DEMO_NAME: Final = "smollm2-135m-instruct"
 LONGEST: Final = 4096
 """Tokens of a slot where nothing else is asked for: a slot's KV cache takes memory."""
 
@@ -53,15 +54,16 @@ def _torch(config: ServeConfig) -> Model:
         slots=config.slots,
         max_seq_len=config.max_seq_len or LONGEST,
         ar_steps=config.ar_steps,
-        device=config.device,
-        dtype=config.dtype,
+        device=config.device or "auto",
+        dtype=config.dtype or "auto",
         threads=config.threads,
     )
     checkpoint = built.checkpoint
     tokenizer = TextTokenizer(checkpoint.tokenizer)
     template = checkpoint.chat_template
+    name = DEMO_NAME if config.model == DEMO else checkpoint.name
     card = ModelCard(
-        names=config.served_model_names or (checkpoint.name,),
+        names=config.served_model_names or (name,),
         tokenizer=tokenizer,
         max_seq_len=built.decode.max_seq_len,
         vocab_size=checkpoint.config.vocab_size,
