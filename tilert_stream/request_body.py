@@ -42,6 +42,4 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 def _too_large(limit: int, size: str) -> BodyTooLarge:
-    return BodyTooLarge(
-        f"the body has {size} bytes, this server takes {limit} (max_body_bytes)"
-    )
+    return BodyTooLarge(f"the body has {size} bytes, this server takes {limit} (max_body_bytes)")
