@@ -1,0 +1,66 @@
+# From nothing to a running server, or to green tests: needs Python 3.11 or newer, and make.
+#
+#   make serve ARGS='--port 9000'      PYTHON=python3.13 make test
+
+PYTHON ?= python3
+ARGS ?=
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# The constraints hold torch to one version, so that no second one is ever downloaded.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -c constraints-dev.txt
+INPUTS := pyproject.toml constraints-dev.txt
+
+# pyright runs on the node of its own wheel, whatever node the machine has.
+export PYRIGHT_PYTHON_GLOBAL_NODE := 0
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test soak model lint format types hooks clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+serve: $(VENV)/.serve ## serve the demo model; ARGS are the server's options
+	@$(BIN)/python -m tilert_stream.serve $(ARGS)
+
+test: $(VENV)/.dev model ## run the tests; ARGS are pytest's options
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev model ## run the long random tests
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+model: $(VENV)/.serve ## bring the demo model into the cache
+	@$(BIN)/python -m tilert_stream.serve.demo_model
+
+lint: $(VENV)/.dev ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev ## put style and format right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.dev ## check types, with both checkers
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+hooks: $(VENV)/.dev ## check every commit before it is made
+	$(BIN)/pre-commit install
+
+clean: ## remove what these targets made, but for the model in the cache
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.13"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.python $(INPUTS)
+	$(INSTALL) -e '.[engine,trio,uvloop]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	$(INSTALL) -e '.[dev]'
+	@touch $@
