@@ -73,10 +73,12 @@ class Completion(Generic[T]):
 
         :raises Exception: what ``fail`` was given.
         """
-        if self._done:
-            await checkpoint()
+        slept = False
         while not self._done:
             await self._parking.park()
+            slept = True
+        if not slept:
+            await checkpoint()
         if self._error is not None:
             raise self._error
         return cast("T", self._value)

@@ -75,10 +75,13 @@ class Mailbox(Generic[T]):
                 return False
             self._items.extend(items)
             self._count += len(items)
-            self._finished = isinstance(items[-1], Finished)
+            self._finished = bool(items) and isinstance(items[-1], Finished)
             wake, self._parked = self._parked, False
             self._wakes += wake
-        return self._parking.unpark() if wake else True
+        if wake and not self._parking.unpark():
+            self.close()
+            return False
+        return True
 
     def drain(self) -> list[T | Finished]:
         """Take everything that is there, in order; an empty list if nothing is."""
@@ -88,10 +91,8 @@ class Mailbox(Generic[T]):
 
     async def wait(self) -> None:
         """Return as soon as something is there. Always a checkpoint."""
-        if self._items:
+        if not await self._park_until(self._has_items):
             await checkpoint()
-        else:
-            await self._park_until(self._has_items)
 
     async def linger(self, seconds: float) -> None:
         """Let more gather for ``seconds``, or until the stream's end is there."""
@@ -105,15 +106,18 @@ class Mailbox(Generic[T]):
     def _has_finished(self) -> bool:
         return self._finished
 
-    async def _park_until(self, ready: Callable[[], bool]) -> None:
+    async def _park_until(self, ready: Callable[[], bool]) -> bool:
+        """Sleep until ``ready()``; False if it was so at once, and nothing slept."""
+        slept = False
         while True:
             with self._lock:
                 if ready():
-                    return
+                    return slept
                 self._parked = True
             # A put that comes in here schedules a wake, which cannot run before park has yielded.
             try:
                 await self._parking.park()
+                slept = True
             finally:
                 self._parked = False
 

@@ -50,7 +50,8 @@ class _AsyncioParking:
             self._future = None
 
     def unpark(self) -> bool:
-        if threading.get_ident() == self._thread:
+        # A thread's number is used again after its end: a loop that has ended has no thread.
+        if threading.get_ident() == self._thread and not self._loop.is_closed():
             self._wake()
             return True
         try:

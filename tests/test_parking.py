@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import anyio
+import pytest
+import trio
+
+from tilert_stream.parking import Parking, make_parking
+
+
+def in_a_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+async def parked(parking: Parking, woken: list[str], name: str) -> None:
+    await parking.park()
+    woken.append(name)
+
+
+@pytest.mark.parametrize("from_thread", [False, True])
+async def test_unpark_wakes_the_parked_task(*, from_thread: bool) -> None:
+    parking = make_parking()
+    woken: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parked, parking, woken, "reader")
+        await anyio.wait_all_tasks_blocked()
+        assert woken == []
+        if from_thread:
+            in_a_thread(parking.unpark)
+        else:
+            assert parking.unpark()
+    assert woken == ["reader"]
+
+
+async def test_an_unpark_of_nobody_is_lost_and_harms_nobody() -> None:
+    parking = make_parking()
+    woken: list[str] = []
+    assert parking.unpark()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parked, parking, woken, "reader")
+        await anyio.wait_all_tasks_blocked()
+        assert woken == []
+        assert parking.unpark()
+        assert parking.unpark(), "a second wake before the task has run"
+    assert woken == ["reader"]
+
+
+async def test_a_cancelled_task_leaves_the_place_to_the_next() -> None:
+    parking = make_parking()
+    woken: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parked, parking, woken, "first")
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert parking.unpark()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parked, parking, woken, "second")
+        await anyio.wait_all_tasks_blocked()
+        assert woken == []
+        in_a_thread(parking.unpark)
+    assert woken == ["second"]
+
+
+async def test_a_wake_and_a_cancellation_in_one_moment() -> None:
+    parking = make_parking()
+    woken: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parked, parking, woken, "reader")
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+        assert parking.unpark()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parked, parking, woken, "next")
+        await anyio.wait_all_tasks_blocked()
+        assert parking.unpark()
+    assert woken[-1] == "next"
+
+
+def test_a_closed_asyncio_loop_is_told_from_every_thread() -> None:
+    loop = asyncio.new_event_loop()
+
+    async def make() -> Parking:
+        return make_parking()
+
+    parking = loop.run_until_complete(make())
+    loop.close()
+    results = [parking.unpark()]
+    in_a_thread(lambda: results.append(parking.unpark()))
+    assert results == [False, False]
+
+
+def test_an_ended_trio_run_is_told_from_other_threads() -> None:
+    async def make() -> Parking:
+        return make_parking()
+
+    parking = trio.run(make)
+    results: list[bool] = []
+    in_a_thread(lambda: results.append(parking.unpark()))
+    assert results == [False]
+
+
+def test_it_needs_an_event_loop() -> None:
+    with pytest.raises(anyio.NoEventLoopError):
+        make_parking()
