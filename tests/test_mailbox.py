@@ -6,7 +6,7 @@ import threading
 import anyio
 import anyio.lowlevel
 import pytest
-from trio.testing import assert_checkpoints, assert_no_checkpoints
+from trio.testing import MockClock, assert_checkpoints, assert_no_checkpoints
 
 from tilert_stream.events import Finished
 from tilert_stream.mailbox import Mailbox
