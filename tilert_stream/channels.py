@@ -12,12 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
-from anyio import (
-    BrokenResourceError,
-    WouldBlock,
-    create_memory_object_stream,
-    create_task_group,
-)
+from anyio import WouldBlock, create_memory_object_stream, create_task_group
 
 from .errors import StageError
 from .events import Finished
@@ -119,8 +114,6 @@ class StageRunner(Generic[Out]):
             ended = receive.outcome or Finished.failed(
                 StageError(f"stage {segment.name!r} returned before its input had ended")
             )
-        except BrokenResourceError:
-            return  # the reader has closed the channels: the request is over
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it ends its request
             ended = Finished.failed(stage_error(segment.name, error))
         if segment.chain.outcome is None:
@@ -138,7 +131,7 @@ class StageRunner(Generic[Out]):
         return cast("list[Out]", items[:-1]), items[-1]
 
     def close(self) -> None:
-        """Close every channel. Sync, idempotent."""
+        """Close every channel, once the tasks are cancelled. Sync, idempotent."""
         for send, receive in self._channels:
             send.close()
             receive.close()

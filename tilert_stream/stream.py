@@ -119,9 +119,10 @@ class Stream(Generic[Out]):
         self.scope.lifecycle.end(_END.get(outcome.reason, State.DONE))
         self.scope.mailbox.close()
         self.scope.lease.release(outcome.reason)
+        # First the tasks, then their channels: a closed channel would look to a stage like a fault.
+        self._cancel_scope.cancel()
         if self._stages is not None:
             self._stages.close()
-        self._cancel_scope.cancel()
 
 
 _END = {"error": State.FAILED, "cancelled": State.CANCELLED}
