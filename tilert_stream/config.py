@@ -134,13 +134,12 @@ class ServeConfig:
         int | None, Option("Engine", "CPU threads of the engine.", default="torch's own", least=1)
     ] = None
     device: Annotated[
-        str | None,
-        Option("Engine", "Torch device, such as cpu or cuda:0.", default="CUDA where there is one"),
-    ] = None
+        str, Option("Engine", "Torch device: cpu, cuda, cuda:1; auto is CUDA where there is one.")
+    ] = "auto"
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        Option("Engine", "Type of weights and KV cache.", default="what suits the device"),
-    ] = None
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Option("Engine", "Type of weights and KV cache; auto is bfloat16 on CUDA, else float32."),
+    ] = "auto"
 
     queue_timeout: Annotated[
         float,

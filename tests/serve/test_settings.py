@@ -278,7 +278,7 @@ def test_a_file_that_is_missing_or_no_text_is_explained() -> None:
         ("TILERT_STREAM_PORT", "http", "an integer from 0 to 65535"),
         ("TILERT_STREAM_PORT", "9" * 5000, "an integer from 0 to 65535"),
         ("TILERT_STREAM_ACCESS_LOG", "perhaps", "true or false"),
-        ("TILERT_STREAM_DTYPE", "int4", "one of float32, bfloat16, float16"),
+        ("TILERT_STREAM_DTYPE", "int4", "one of auto, float32, bfloat16, float16"),
         ("TILERT_STREAM_QUEUE_TIMEOUT", "-1", "a number of 0 or more"),
         ("TILERT_STREAM_STAGE", "a:A@into=b", "of the form module:attr@after=STAGE"),
     ],
