@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -149,14 +149,14 @@ class TorchDecode:
             hidden = self._llama.hidden(sequence.last, sequence.length, sequence.buffer)
             sequence.length += 1
             drawn, peak = sequence.sampler.draw(
-                self._llama.logits(hidden[0]), index, masked=limits.stop_mask(index)
+                self._llama.logits(hidden), index, masked=limits.stop_mask(index)
             )
             sequence.last = drawn.view(1)
             self._chain[0, made - 1] = drawn
             self._chain[1, made - 1] = peak
             if ends and int(drawn) in ends:
                 break
-        rows: list[list[float]] = self._chain[:, :made].tolist()  # pyright: ignore[reportUnknownMemberType] -- untyped in torch
+        rows = cast("list[list[float]]", self._chain[:, :made].tolist())  # pyright: ignore[reportUnknownMemberType] -- untyped in torch
         return [int(token) for token in rows[0]], rows[1]
 
     def _checked(self, kv: object, first_token: int, limits: Limits) -> KVCache:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as nn
 
+from .linear import linear
 from .rope import RopeTable
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ class Llama:
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The scores, float32 ``[vocab]``, of what follows a token of ``hidden`` (``[hidden]``)."""
-        return nn.linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
+        """The scores, float32 ``[vocab]``, of what follows the last token of ``hidden``."""
+        last = self._norm(hidden[-1:], self.weights.norm)
+        return linear(last, self.weights.head)[0].float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return nn.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
@@ -88,7 +90,7 @@ class Llama:
         config = self.config
         tokens = x.shape[0]
         stop = start + tokens
-        qkv = nn.linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        qkv = linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
         heads = qkv.view(tokens, -1, config.head_dim)
         rotated = self._rope.rotate(heads[:, : config.heads + config.kv_heads], start)
         keys[:, start:stop] = rotated[:, config.heads :].transpose(0, 1)
@@ -101,9 +103,9 @@ class Llama:
             queries, keys[None, :, :stop], values[None, :, :stop], attn_mask=mask
         )
         mixed = mixed.view(config.heads, tokens, config.head_dim).transpose(0, 1)
-        return nn.linear(mixed.reshape(tokens, config.q_size), layer.output)
+        return linear(mixed.reshape(tokens, config.q_size), layer.output)
 
     def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-        both = nn.linear(self._norm(x, layer.mlp_norm), layer.gate_up)
+        both = linear(self._norm(x, layer.mlp_norm), layer.gate_up)
         gate, up = both.chunk(2, -1)
-        return nn.linear(nn.silu(gate) * up, layer.down)
+        return linear(nn.silu(gate) * up, layer.down)

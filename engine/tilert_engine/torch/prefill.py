@@ -103,7 +103,7 @@ class TorchPrefill:
         run.computed = stop
         if stop < len(run.prompt_ids):
             return None
-        first = self._first(run, hidden[-1])
+        first = self._first(run, hidden)
         kv = KVCache(self._name, run.buffer.keys, run.buffer.values)
         self.close(run)
         return PrefillOutput(first, kv, PromptUsage(len(run.prompt_ids)))
