@@ -53,6 +53,8 @@ class OwnerThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._commands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._stopped = False
         self._open: set[Job] = set()
         self._turns: deque[Job] = deque()
         self._death: EngineDied | None = None
@@ -63,15 +65,22 @@ class OwnerThread:
 
         :param on_death: called once, on the thread, if an engine call raises anything but
             ``EngineFault``. From then on every job fails with ``EngineDied``.
+        :raises RuntimeError: it runs already; an engine has one owner.
         """
+        if self._thread is not None:
+            raise RuntimeError(f"the thread {self._name} already runs; stop it first")
         self._death = None
+        self._stopped = False
         self._on_death = on_death
         # A daemon: a device call that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the present turn and fail what is open; waits for it."""
+        """End the thread after the present turn and fail what is open; waits for it.
+
+        Until the next start every job that comes fails with ``EngineDied``.
+        """
         if self._thread is not None:
             self._commands.put(None)
             self._thread.join()
@@ -79,19 +88,27 @@ class OwnerThread:
 
     def open(self, job: Job) -> None:
         """Open ``job`` on the engine, after all commands before this one. From any thread."""
-        self._commands.put(lambda: self._open_job(job))
+        self._give(lambda: self._open_job(job))
 
     def begin(self, job: Job) -> None:
         """Let an open ``job`` take turns. From any thread."""
-        self._commands.put(lambda: self._begin(job))
+        self._give(lambda: self._begin(job))
 
     def close(self, job: Job) -> None:
         """Close ``job`` before its next turn; nothing happens if it is. From any thread."""
-        self._commands.put(lambda: self._close_job(job))
+        self._give(lambda: self._close_job(job))
 
     def call(self, function: Callable[[], object]) -> None:
         """Run ``function`` on the thread, between turns. From any thread."""
-        self._commands.put(function)
+        self._give(function)
+
+    def _give(self, command: Callable[[], object]) -> None:
+        with self._lock:
+            if not self._stopped:
+                self._commands.put(command)
+                return
+        # There is no thread any more and no engine call to come: the job only hears so.
+        command()
 
     def _run(self) -> None:
         while True:
@@ -101,8 +118,10 @@ class OwnerThread:
             command = self._commands.get()
             if command is None:
                 break
-            command()
+            self._guarded(command)
         self._fail_all(EngineDied("the engine was stopped"))
+        with self._lock:
+            self._stopped = True
         self._refuse_the_rest()
 
     def _refuse_the_rest(self) -> None:
@@ -121,15 +140,15 @@ class OwnerThread:
             job.fail(self._death)
             self._close_job(job)
         else:
-            self._guarded(job, job.open)
+            self._guarded(job.open, job)
 
     def _begin(self, job: Job) -> None:
-        if job in self._open:
+        if job in self._open and job not in self._turns:
             self._turns.append(job)
 
     def _take_turn(self, job: Job) -> None:
         more: list[bool] = []
-        self._guarded(job, lambda: more.append(job.turn()))
+        self._guarded(lambda: more.append(job.turn()), job)
         if job not in self._open:
             return
         if more[0]:
@@ -137,18 +156,23 @@ class OwnerThread:
         else:
             self._close_job(job)
 
-    def _guarded(self, job: Job, action: Callable[[], None]) -> None:
-        """Run an engine call of ``job``; a fault ends the job, anything else the engine."""
+    def _guarded(self, action: Callable[[], object], job: Job | None = None) -> None:
+        """Run ``action``; a fault ends the ``job`` it is for, anything else the engine."""
         try:
             action()
-        except EngineFault as error:
-            job.fail(error)
-            self._close_job(job)
-        except Exception as error:
-            logger.exception("the engine died")
-            self._die(EngineDied("the engine died; the server is shutting down"), error)
+        # Whatever it is, SystemExit and a Rust panic too: nobody above this thread would tell.
+        except BaseException as error:  # noqa: BLE001 - see above
+            if job is not None and isinstance(error, EngineFault):
+                job.fail(error)
+                self._close_job(job)
+            else:
+                self._die("the engine died", error)
 
-    def _die(self, death: EngineDied, cause: Exception) -> None:
+    def _die(self, what: str, cause: BaseException) -> None:
+        logger.error(what, exc_info=cause)
+        if self._death is not None:
+            return
+        death = EngineDied("the engine died; the server is shutting down")
         death.__cause__ = cause
         # Readiness turns false before the first client hears of it.
         self._on_death(death)
@@ -168,7 +192,5 @@ class OwnerThread:
             self._turns.remove(job)
         try:
             job.close()
-        except Exception as error:
-            if self._death is None:
-                logger.exception("the engine died while closing a job")
-                self._die(EngineDied("the engine died; the server is shutting down"), error)
+        except BaseException as error:  # noqa: BLE001 - as in _guarded
+            self._die("the engine died while closing a job", error)
