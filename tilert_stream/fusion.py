@@ -124,12 +124,16 @@ def fuse(links: Iterable[Link], scope: RequestScope) -> tuple[Chain[object, obje
     :returns: the chain right behind the mailbox, and the segments on its right (most pipelines
         have none).
     :raises ~tilert_stream.errors.PipelineError: a factory made something else.
+    :raises ~tilert_stream.errors.StageError: a factory raised.
     """
     head: Chain[object, object] = Chain()
     segments: list[Segment] = []
     chain = head
     for link in links:
-        made = link.make(scope)
+        try:
+            made = link.make(scope)
+        except Exception as error:
+            raise stage_error(link.name, error) from error
         if isinstance(made, Transform):
             chain.append(link.name, cast("Transform[object, object]", made))
         elif isinstance(made, Stage):

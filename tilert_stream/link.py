@@ -78,9 +78,19 @@ def _class_link(cls: type[object], name: str) -> Link:
     if kind in (Kind.STEP, Kind.SOURCE, None):
         # Steps, sources and classes whose objects are factories (such as StopStrings) are made
         # once; a name or "module:attr" may point to the class where it needs no argument.
-        return make_link(cls(), name)
+        return make_link(_object_of(cls, name), name)
     takes, gives = _types_of(cls, kind)
     return Link(name, kind, cls, takes, gives)
+
+
+def _object_of(cls: type[object], name: str) -> object:
+    try:
+        return cls()
+    except TypeError as error:
+        raise PipelineError(
+            f"{name}: the class {cls.__name__} cannot be made without arguments ({error});"
+            " give an object of it"
+        ) from error
 
 
 def _factory_link(factory: Callable[..., object], name: str) -> Link:

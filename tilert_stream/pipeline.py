@@ -55,14 +55,7 @@ class Pipeline(Generic[Out_co]):
     def __init__(self: Pipeline[GenerateRequest]) -> None:
         self._links: tuple[Link, ...] = ()
 
-    @overload
-    def then(self, stage: Step[Out_co, Next], *, name: str | None = ...) -> Pipeline[Next]: ...
-    @overload
-    def then(self, stage: Source[Out_co, Next], *, name: str | None = ...) -> Pipeline[Next]: ...
-    @overload
-    def then(self, stage: Transform[Out_co, Next], *, name: str | None = ...) -> Pipeline[Next]: ...
-    @overload
-    def then(self, stage: Stage[Out_co, Next], *, name: str | None = ...) -> Pipeline[Next]: ...
+    # Factories first: pyright takes no class for a factory once it has tried it as an object.
     @overload
     def then(
         self,
@@ -74,6 +67,14 @@ class Pipeline(Generic[Out_co]):
     def then(
         self, stage: Callable[[RequestScope], Stage[Out_co, Next]], *, name: str | None = ...
     ) -> Pipeline[Next]: ...
+    @overload
+    def then(self, stage: Step[Out_co, Next], *, name: str | None = ...) -> Pipeline[Next]: ...
+    @overload
+    def then(self, stage: Source[Out_co, Next], *, name: str | None = ...) -> Pipeline[Next]: ...
+    @overload
+    def then(self, stage: Transform[Out_co, Next], *, name: str | None = ...) -> Pipeline[Next]: ...
+    @overload
+    def then(self, stage: Stage[Out_co, Next], *, name: str | None = ...) -> Pipeline[Next]: ...
     @overload
     def then(self, stage: str, *, name: str | None = ...) -> Pipeline[Any]: ...
 
@@ -126,7 +127,17 @@ class Pipeline(Generic[Out_co]):
         trace: Trace | None = None,
         coalesce: float = 0,
     ) -> Stream[Out_co]:
-        """The answer to ``request``, not yet started; whoever starts it must close it."""
+        """The answer to ``request``, not yet started; whoever starts it must close it.
+
+        :raises ~tilert_stream.errors.PipelineError: the pipeline has no source, or a factory made
+            something that is no stage.
+        :raises ~tilert_stream.errors.StageError: a factory raised.
+        """
+        if not any(link.kind is Kind.SOURCE for link in self._links):
+            raise PipelineError(
+                "this pipeline has no source: nothing would ever fill the mailbox; add one, such"
+                " as Decode, behind the steps"
+            )
         scope = RequestScope(
             request=request,
             lease=Lease(request.id, Ledger() if ledger is None else ledger),
@@ -153,9 +164,9 @@ class Pipeline(Generic[Out_co]):
 
         Iterate over the stream for lists of items, each what one wake has made ready.
         """
+        stream = self.stream(request, ledger=ledger, trace=trace, coalesce=coalesce)
         failure: Exception | None = None
         async with create_task_group() as tasks:
-            stream = self.stream(request, ledger=ledger, trace=trace, coalesce=coalesce)
             stream.start(tasks)
             try:
                 yield stream
