@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
-from anyio import WouldBlock, create_memory_object_stream, create_task_group
+from anyio import EndOfStream, WouldBlock, create_memory_object_stream, create_task_group
 
-from .errors import StageError
+from .errors import NotReady, StageError
 from .events import Finished
 from .fusion import Chain, stage_error
 
@@ -27,11 +27,16 @@ if TYPE_CHECKING:
     from .fusion import Segment
     from .mailbox import Mailbox
 
-__all__ = ("CAPACITY", "StageRunner")
+__all__ = ("CAPACITY", "StageRunner", "interrupted")
 
 CAPACITY: Final = 16
 
 Out = TypeVar("Out")
+
+
+def interrupted() -> Finished:
+    """How a stream ends whose tasks are cancelled while its reader lives on."""
+    return Finished.failed(NotReady("the service was stopped before the answer was complete"))
 
 
 class _Receive:
@@ -93,11 +98,14 @@ class StageRunner(Generic[Out]):
 
     async def run(self, produce: Callable[[], Awaitable[None]]) -> None:
         """Run ``produce``, the pump and every stage until all have ended."""
-        async with create_task_group() as tasks:
-            tasks.start_soon(self._pump, name="pump")
-            for index, segment in enumerate(self._segments):
-                tasks.start_soon(self._run_stage, index, segment, name=f"stage {segment.name}")
-            await produce()
+        try:
+            async with create_task_group() as tasks:
+                tasks.start_soon(self._pump, name="pump")
+                for index, segment in enumerate(self._segments):
+                    tasks.start_soon(self._run_stage, index, segment, name=f"stage {segment.name}")
+                await produce()
+        finally:
+            self._channels[-1][0].close()
 
     async def _pump(self) -> None:
         send = _Send(self._head, self._channels[0][0])
@@ -122,12 +130,15 @@ class StageRunner(Generic[Out]):
     async def receive(self) -> tuple[list[Out], Finished | None]:
         """Wait for the last channel, and take all that lies in it."""
         stream = self._channels[-1][1]
-        items = [await stream.receive()]
-        while not isinstance(items[-1], Finished):
-            try:
+        items: list[object] = []
+        try:
+            items.append(await stream.receive())
+            while not isinstance(items[-1], Finished):
                 items.append(stream.receive_nowait())
-            except WouldBlock:
-                return cast("list[Out]", items), None
+        except WouldBlock:
+            return cast("list[Out]", items), None
+        except EndOfStream:
+            return cast("list[Out]", items), interrupted()
         return cast("list[Out]", items[:-1]), items[-1]
 
     def close(self) -> None:

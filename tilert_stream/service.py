@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from anyio import AsyncContextManagerMixin, CancelScope, create_task_group, to_thread
+from anyio import AsyncContextManagerMixin, CancelScope, Event, create_task_group, to_thread
 
 from .completion import Completion
 from .errors import NotReady
@@ -82,13 +82,19 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         if self._tasks is not None:
             raise NotReady("this service has been entered already")
         died = self._died = Completion()
+        self._death_known = Event()
         self._draining = False
+        failure: Exception | None = None
         try:
             async with create_task_group() as self._tasks:
-                for worker in self._workers:
-                    worker.start(died.set)
                 try:
+                    for worker in self._workers:
+                        worker.start(died.set)
+                    self._tasks.start_soon(self._announce_death, died, name="engine death")
                     yield self
+                except Exception as error:  # noqa: BLE001 - raised again below
+                    # Raised below, outside the task group, which would wrap it into a group.
+                    failure = error
                 finally:
                     self._tasks.cancel_scope.cancel()
         finally:
@@ -96,6 +102,13 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
             with CancelScope(shield=True):
                 for worker in self._workers:
                     await to_thread.run_sync(worker.stop)
+        if failure is not None:
+            raise failure
+
+    async def _announce_death(self, died: Completion[EngineDied]) -> None:
+        # A completion has one waiter; an event has any number.
+        await died.wait()
+        self._death_known.set()
 
     @property
     def ready(self) -> bool:
@@ -108,8 +121,15 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         self._draining = True
 
     async def died(self) -> EngineDied:
-        """Wait for the death of an engine; the process should end with it."""
-        return await self._entered()[1].wait()
+        """Wait for the death of an engine; the process should end with it.
+
+        Any number of tasks may wait.
+
+        :raises ~tilert_stream.errors.NotReady: the service has not been entered.
+        """
+        _, died = self._entered()
+        await self._death_known.wait()
+        return died.value
 
     def _entered(self) -> tuple[TaskGroup, Completion[EngineDied]]:
         if self._tasks is None or self._died is None:

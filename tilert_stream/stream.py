@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from anyio import CancelScope
 
-from .channels import StageRunner
+from .channels import StageRunner, interrupted
 from .errors import Cancelled
 from .events import Finished
 from .fusion import fuse, stage_error
@@ -65,11 +65,16 @@ class Stream(Generic[Out]):
         task_group.start_soon(self._run, name=f"request {self.scope.request.id}")
 
     async def _run(self) -> None:
-        with self._cancel_scope:
-            if self._stages is None:
-                await self._produce()
-            else:
-                await self._stages.run(self._produce)
+        try:
+            with self._cancel_scope:
+                if self._stages is None:
+                    await self._produce()
+                else:
+                    await self._stages.run(self._produce)
+        except BaseException:
+            # The task group was cancelled, and its reader may live outside of it.
+            self.scope.mailbox.put(interrupted())
+            raise
 
     async def _produce(self) -> None:
         """Steps one after another, then the source: the life of the request up to its tokens."""
