@@ -80,4 +80,7 @@ class Sampler:
         place = torch.searchsorted(gathered, gathered[-1:] * point, right=True)
         last = torch.searchsorted(gathered, gathered[-1:])
         place = torch.minimum(place, last)[0]
+        # Weights that are not finite gather to NaN, whose place is past the end. The id is
+        # worthless then, but is looked up before anyone reads the peak: it must be one.
+        place = place.clamp(max=weights.shape[0] - 1)
         return place if candidates is None else candidates[place]
