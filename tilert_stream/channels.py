@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from anyio import EndOfStream, WouldBlock, create_memory_object_stream, create_task_group
+from anyio.lowlevel import checkpoint
 
 from .errors import NotReady, StageError
 from .events import Finished
@@ -74,10 +75,13 @@ class _Send:
 
     async def __call__(self, item: object) -> None:
         ended = self._chain.outcome
-        for out in self._chain.run([item]):
-            await self._stream.send(out)
+        out = self._chain.run([item])
         if ended is None and self._chain.outcome is not None:
-            await self._stream.send(self._chain.outcome)
+            out.append(self._chain.outcome)
+        for each in out:
+            await self._stream.send(each)
+        if not out:
+            await checkpoint()
 
 
 class StageRunner(Generic[Out]):

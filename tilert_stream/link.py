@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from dataclasses import dataclass
@@ -79,8 +80,25 @@ def _class_link(cls: type[object], name: str) -> Link:
         # Steps, sources and classes whose objects are factories (such as StopStrings) are made
         # once; a name or "module:attr" may point to the class where it needs no argument.
         return make_link(_object_of(cls, name), name)
+    _check_takes_scope(cls, name)
     takes, gives = _types_of(cls, kind)
     return Link(name, kind, cls, takes, gives)
+
+
+def _check_takes_scope(cls: type[object], name: str) -> None:
+    """Refuse a class that could not be made for any request."""
+    try:
+        signature = inspect.signature(cls)
+    except (TypeError, ValueError):
+        return  # an extension's class does not say what it takes
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise PipelineError(
+            f"{name}: the class {cls.__name__} is made once a request, with the request's scope as"
+            f" its only argument ({error}): give it such an __init__, or give an object of it if it"
+            " keeps no state"
+        ) from error
 
 
 def _object_of(cls: type[object], name: str) -> object:

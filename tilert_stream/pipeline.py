@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from anyio import create_task_group
+from anyio import create_task_group, get_cancelled_exc_class
 
 from .errors import PipelineError
 from .lease import Lease, Ledger
@@ -165,13 +165,16 @@ class Pipeline(Generic[Out_co]):
         Iterate over the stream for lists of items, each what one wake has made ready.
         """
         stream = self.stream(request, ledger=ledger, trace=trace, coalesce=coalesce)
-        failure: Exception | None = None
+        failure: BaseException | None = None
         async with create_task_group() as tasks:
             stream.start(tasks)
             try:
                 yield stream
-            except Exception as error:  # noqa: BLE001 - raised again below
-                # Raised below, outside the task group, which would wrap it into a group.
+            except get_cancelled_exc_class():
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                # Raised below, outside the task group, which would wrap it into a group: an error
+                # of the caller's, and the GeneratorExit of a generator around this block.
                 failure = error
             finally:
                 stream.close()

@@ -50,7 +50,7 @@ def load(reference: str) -> object:
             f"stage {reference!r} is registered twice: {found[0].value} and {found[1].value};"
             " give one of them as 'module:attr'"
         )
-    return _import(reference, found[0].value)
+    return _import(reference, f"{found[0].module}:{found[0].attr}")
 
 
 def _plugins(name: str) -> list[EntryPoint]:
@@ -94,5 +94,10 @@ def _import(reference: str, path: str) -> object:
         except AttributeError as error:
             raise StageLoadError(
                 f"stage {reference!r}: module {module_name!r} has no {attribute!r}"
+            ) from error
+        except Exception as error:  # a module that loads its attributes late
+            raise StageLoadError(
+                f"stage {reference!r}: loading {attribute!r} failed:"
+                f" {type(error).__name__}: {error}"
             ) from error
     return target

@@ -38,13 +38,15 @@ class Ticket:
 
     def __init__(self, slot: int, free: Callable[[int], None]) -> None:
         self.slot = slot
-        self._free: Callable[[int], None] | None = free
+        self._free = [free]
 
     def free(self) -> None:
         """Give the slot to the next in line. From any thread; idempotent."""
-        free, self._free = self._free, None
-        if free is not None:
-            free(self.slot)
+        try:
+            free = self._free.pop()  # atomic: the engine's thread and the lease may both come
+        except IndexError:
+            return
+        free(self.slot)
 
 
 class Admission:
