@@ -128,8 +128,14 @@ class ServeConfig:
         ),
     ] = None
     ar_steps: Annotated[
-        int, Option("Engine", "Decode steps chained before their tokens are read back.", least=1)
-    ] = 8
+        int | None,
+        Option(
+            "Engine",
+            "Decode steps chained before their tokens are read back.",
+            default="8 on a GPU; 1 on a CPU, where a chain saves nothing",
+            least=1,
+        ),
+    ] = None
     threads: Annotated[
         int | None, Option("Engine", "CPU threads of the engine.", default="torch's own", least=1)
     ] = None

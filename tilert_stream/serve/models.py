@@ -52,10 +52,10 @@ def _torch(config: ServeConfig) -> Model:
     built = build(
         _path(config.model),
         slots=config.slots,
-        max_seq_len=config.max_seq_len or LONGEST,
+        max_seq_len=config.max_seq_len,
         ar_steps=config.ar_steps,
-        device=config.device or "auto",
-        dtype=config.dtype or "auto",
+        device=config.device,
+        dtype=config.dtype,
         threads=config.threads,
     )
     checkpoint = built.checkpoint
@@ -95,7 +95,8 @@ def _scripted(config: ServeConfig) -> Model:
 
     longest = config.max_seq_len or LONGEST
     tokenizer = byte_tokenizer()
-    script = Script(chain=lambda _turn: config.ar_steps)
+    steps = config.ar_steps or 1
+    script = Script(chain=lambda _turn: steps)
     card = ModelCard(
         names=config.served_model_names or ("scripted",),
         tokenizer=tokenizer,

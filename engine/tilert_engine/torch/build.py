@@ -42,7 +42,7 @@ def build(
     *,
     slots: int = 4,
     max_seq_len: int | None = None,
-    ar_steps: int = 8,
+    ar_steps: int | None = None,
     device: str = "auto",
     dtype: str = "auto",
     threads: int | None = None,
@@ -50,6 +50,8 @@ def build(
     """Load a model and make its engines.
 
     :param max_seq_len: tokens of prompt and answer together; None: the model's own, at most 4096.
+    :param ar_steps: steps of a chain; None: 8 on CUDA and 1 on a CPU, where reading a token back
+        costs nothing, and a chain would only hold it.
     :param device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1`` …
     :param dtype: ``auto`` (bfloat16 on CUDA, float32 elsewhere), ``float32``, ``bfloat16``,
         ``float16``.
@@ -64,6 +66,8 @@ def build(
     checkpoint = load(path, dtype=_dtype(dtype, target), device=target)
     if max_seq_len is None:
         max_seq_len = min(checkpoint.max_position_embeddings, _DEFAULT_MAX_SEQ_LEN)
+    if ar_steps is None:
+        ar_steps = 8 if target.type == "cuda" else 1
     return Built(
         checkpoint,
         TorchPrefill(checkpoint, max_seq_len=max_seq_len),
