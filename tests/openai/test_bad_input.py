@@ -268,6 +268,15 @@ def test_prompt_and_max_tokens_longer_than_the_context(card: ModelCard) -> None:
         assert number in error.message
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_mask_of_the_whole_vocabulary_is_refused(card: ModelCard, ignore_eos: bool) -> None:
+    every = [token for token in range(card.vocab_size) if ignore_eos or token not in card.eos_ids]
+    fields = A | {"stop_token_ids": every, "ignore_eos": ignore_eos}
+    assert refused_completion(card, fields | {"min_tokens": 1}).param == "stop_token_ids"
+    parse_completion(orjson.dumps(fields), card)
+    parse_completion(orjson.dumps(fields | {"min_tokens": 1, "stop_token_ids": every[1:]}), card)
+
+
 REFUSED = [
     (endpoint, parameter.name)
     for parameter in PARAMETERS

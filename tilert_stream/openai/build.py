@@ -132,12 +132,21 @@ def _limits(wire: CommonRequest, card: ModelCard, max_tokens: int, max_param: st
         )
     stop_ids = wire.stop_token_ids or []
     check_ids(stop_ids, "stop_token_ids", card.vocab_size)
-    return Limits(
+    limits = Limits(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         eos_ids=frozenset() if wire.ignore_eos else card.eos_ids,
         stop_ids=frozenset(stop_ids),
     )
+    mask = limits.stop_mask(0)
+    if all(token in mask for token in range(card.vocab_size)):
+        raise InvalidRequest(
+            f"stop_token_ids and the model's own stop tokens are all {card.vocab_size} tokens of"
+            f" the vocabulary, which leaves none for the first {min_tokens} (min_tokens): leave"
+            " out min_tokens, or stop at fewer tokens",
+            param="stop_token_ids",
+        )
+    return limits
 
 
 def _sampling(wire: CommonRequest, card: ModelCard) -> Sampling:
