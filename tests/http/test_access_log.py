@@ -99,3 +99,19 @@ async def test_it_can_be_off(
     async with serving(echo, ServerSettings(port=0, lifespan="off", access_log=False)) as running:
         await (await running.connect()).get()
     assert lines(caplog) == []
+
+
+async def test_control_characters_of_a_client_reach_no_terminal(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with serving(app) as running:
+        client = await running.connect()
+        await client.send(b"GET / HTTP/1.0\r\nX-Request-Id: a\x1b[2J\x07\x9b\xe9\r\n\r\n")
+        await client.rest()
+        client.close()
+        await running.no_connections()
+    assert lines(caplog) == ['"GET / HTTP/1.0" 200 0 B complete a\\x1b[2J\\x07\\x9bé']

@@ -13,6 +13,13 @@ logger = logging.getLogger("tilert_stream.access")
 CLIENT_GONE = 499
 """The status of an answer that nobody waited for (nginx's number; never sent)."""
 
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+
+
+def printable(text: str) -> str:
+    """Write control characters as ``\\x1b``: a log line must not move a terminal's cursor."""
+    return text.translate(_CONTROL)
+
 
 @dataclass(slots=True)
 class AccessRecord:
@@ -41,5 +48,5 @@ class AccessRecord:
                 self.sent,
                 (time.perf_counter() - self.began) * 1e3,
                 self.ending,
-                self.request_id,
+                printable(self.request_id),
             )
