@@ -52,6 +52,9 @@ __all__ = ("App",)
 PARSED_IN_A_THREAD: Final = 32 * 1024
 """Bytes of a body from which on tokenizing it would hold up every other stream for milliseconds."""
 
+ECHO_MAX: Final = 200
+"""Characters of a path or a method that an error repeats."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -165,7 +168,7 @@ class _Endpoint:
     def _handler(self, method: str) -> Handler:
         handler = self._handlers.get(method)
         if handler is None:
-            raise MethodNotAllowed(f"{method} is not allowed here; use {self._methods()}")
+            raise MethodNotAllowed(f"{_cut(method)} is not allowed here; use {self._methods()}")
         return handler
 
     def _methods(self) -> str:
@@ -183,4 +186,9 @@ def _json(content: object) -> Handler:
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
         return
-    await ErrorResponse(NotFound(f"no such path: {scope['path']}"))(scope, receive, send)
+    await ErrorResponse(NotFound(f"no such path: {_cut(scope['path'])}"))(scope, receive, send)
+
+
+def _cut(given: str) -> str:
+    """What of a client's own words an error repeats: a scanner may send tens of kilobytes."""
+    return given if len(given) <= ECHO_MAX else f"{given[:ECHO_MAX]}…"

@@ -363,6 +363,17 @@ async def test_paths_and_methods(request_to: Request) -> None:
         assert (await request_to(app, "/health").run()).status == 200
 
 
+async def test_an_error_repeats_little_of_a_long_path(request_to: Request) -> None:
+    app = ScriptedApp()
+    async with app.lifespan():
+        missing = await request_to(app, "/" + "a" * 60_000).run()
+        assert (missing.status, len(missing.json["error"]["message"])) == (404, 216)
+        wrong = await request_to(app, "/health", method="A" * 60_000).run()
+        assert wrong.status == 405
+        assert "AAA… is not allowed here; use GET, HEAD" in wrong.json["error"]["message"]
+        assert len(wrong.json["error"]["message"]) < 300
+
+
 async def test_pd_25_keys(request_to: Request) -> None:
     app = ScriptedApp(api_keys=["sk-one", "sk-two"])
     async with app.lifespan():
