@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .scope import Address
     from .settings import ServerSettings
 
-__all__ = ("accept_forever", "address_of", "bind")
+__all__ = ("accept_forever", "address_of", "bind", "unlink")
 
 logger = logging.getLogger("tilert_stream.http")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint
     from .llama import KVBuffer
 
-__all__ = ("PrefillOutput", "PrefillRun", "TorchPrefill")
+__all__ = ("PrefillOutput", "PrefillRun", "TorchPrefill", "check_window")
 
 
 @dataclass(frozen=True, slots=True)
