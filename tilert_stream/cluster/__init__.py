@@ -1,0 +1,1 @@
+"""Decode and prefill nodes as whoever sends them requests sees them."""

@@ -1,0 +1,1 @@
+"""What runs on a node: engines put together with the stages that use them."""

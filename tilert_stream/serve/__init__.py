@@ -1,0 +1,1 @@
+"""``python -m tilert_stream.serve``: options in, a running server out."""

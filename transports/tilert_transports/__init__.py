@@ -1,0 +1,1 @@
+"""How a KV cache travels from prefill to decode, behind one contract."""
