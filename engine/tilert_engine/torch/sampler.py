@@ -75,12 +75,11 @@ class Sampler:
             outside[0] = False
             weights = weights.masked_fill(outside, 0)
         gathered = weights.cumsum(-1)
-        # right=True skips tokens of weight 0. The product can round up to the total: the clamp
-        # then takes the last token that has weight.
+        # right=True skips tokens of weight 0. The product can round up to the total: the minimum
+        # then takes the last token that has weight. Among NaNs any place may come out; the clamp
+        # keeps it an id, as the rest of a chain is computed before anybody looks at the peak.
         place = torch.searchsorted(gathered, gathered[-1:] * point, right=True)
         last = torch.searchsorted(gathered, gathered[-1:])
-        place = torch.minimum(place, last)[0]
-        # Weights that are not finite gather to NaN, whose place is past the end. The id is
-        # worthless then, but is looked up before anyone reads the peak: it must be one.
-        place = place.clamp(max=weights.shape[0] - 1)
-        return place if candidates is None else candidates[place]
+        place = torch.minimum(place, last).clamp(max=gathered.shape[0] - 1)
+        # index_select, for candidates[place] would read the place back from the device.
+        return (place if candidates is None else candidates.index_select(0, place))[0]
