@@ -367,7 +367,7 @@ async def test_an_error_repeats_little_of_a_long_path(request_to: Request) -> No
     app = ScriptedApp()
     async with app.lifespan():
         missing = await request_to(app, "/" + "a" * 60_000).run()
-        assert (missing.status, len(missing.json["error"]["message"])) == (404, 216)
+        assert (missing.status, len(missing.json["error"]["message"])) == (404, 215)
         wrong = await request_to(app, "/health", method="A" * 60_000).run()
         assert wrong.status == 405
         assert "AAA… is not allowed here; use GET, HEAD" in wrong.json["error"]["message"]

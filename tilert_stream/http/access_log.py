@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-__all__ = ("AccessRecord", "logger")
+__all__ = ("AccessRecord", "logger", "printable")
 
 logger = logging.getLogger("tilert_stream.access")
 
@@ -17,7 +17,7 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 def printable(text: str) -> str:
-    """Write control characters as ``\\x1b``: a log line must not move a terminal's cursor."""
+    r"""Write control characters as ``\x1b``: a log line must not move a terminal's cursor."""
     return text.translate(_CONTROL)
 
 
