@@ -27,12 +27,12 @@ def echo(prompt_ids: Sequence[int], index: int) -> int:
     return prompt_ids[index % len(prompt_ids)]
 
 
-def one_token(_turn: int) -> int:
+def _one_token(_turn: int) -> int:
     """A chain of one step."""
     return 1
 
 
-def nothing(_number: int) -> None:
+def _nothing(_number: int) -> None:
     """A hook that does nothing."""
 
 
@@ -47,16 +47,16 @@ class Script:
 
     token: Callable[[Sequence[int], int], int] = echo
     """The token at an index of the answer (0 is prefill's) to a prompt."""
-    chain: Callable[[int], int] = one_token
+    chain: Callable[[int], int] = _one_token
     """How many tokens turn number ``n`` of a sequence yields; several are like an MTP batch."""
     chunks: int = 1
     """Turns that a prompt takes."""
     prefill_time: float = 0
     chain_time: float = 0
-    before_chunk: Callable[[int], None] = nothing
-    before_import: Callable[[int], None] = nothing
+    before_chunk: Callable[[int], None] = _nothing
+    before_import: Callable[[int], None] = _nothing
     """Gets the slot."""
-    before_chain: Callable[[int], None] = nothing
+    before_chain: Callable[[int], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True)

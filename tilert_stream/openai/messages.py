@@ -13,7 +13,7 @@ from .validation import WireModel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("Message", "template_messages")
+__all__ = ("ContentPart", "Message", "template_messages")
 
 
 class ContentPart(WireModel):
