@@ -1,102 +1,89 @@
-"""Links that fit, with the type that each pipeline has then; mypy and pyright read this file."""
+"""Links that fit: both type checkers know what comes out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, assert_type
 
+from tilert_stream.abc import DecodeNode, PrefillNode, Receive, Send
 from tilert_stream.events import (
     Finished,
     GenerateRequest,
+    KVReady,
+    Prefilled,
     Reserved,
     TextDelta,
     TokenBatch,
 )
 from tilert_stream.pipeline import Pipeline
+from tilert_stream.scope import RequestScope
+from tilert_stream.service import Service
+from tilert_stream.stages.decode import Decode
+from tilert_stream.stages.detokenize import Detokenize
+from tilert_stream.stages.kv_import import ImportKV
+from tilert_stream.stages.prefill import Prefill
+from tilert_stream.stages.reserve import Reserve
+from tilert_stream.stages.stop import StopStrings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tilert_stream.abc import Receive, Send, Stage, Transform
-    from tilert_stream.scope import RequestScope
+    from tilert_stream.tokenizer import TextTokenizer
 
 
-class Reserve:
-    async def call(self, item: GenerateRequest, scope: RequestScope) -> Reserved | Finished:
-        raise NotImplementedError
+class Shout:
+    def __init__(self, _scope: RequestScope) -> None: ...
 
+    def feed(self, item: TextDelta) -> Iterable[TextDelta]:
+        yield item
 
-class Decode:
-    async def produce(self, item: Reserved, scope: RequestScope) -> TokenBatch | None:
-        raise NotImplementedError
-
-
-class Detokenize:
-    def __init__(self, scope: RequestScope) -> None: ...
-
-    def feed(self, item: TokenBatch) -> Iterator[TextDelta | Finished]:
-        raise NotImplementedError
-
-    def finish(self, outcome: Finished) -> Iterable[TextDelta]:
-        raise NotImplementedError
+    def finish(self, _outcome: Finished) -> Iterable[TextDelta]:
+        return ()
 
 
 class Encode:
-    def feed(self, item: TextDelta) -> list[bytes]:
-        raise NotImplementedError
+    def __init__(self, _scope: RequestScope) -> None: ...
 
-    def finish(self, outcome: Finished) -> tuple[bytes, ...]:
-        raise NotImplementedError
+    def feed(self, item: TextDelta) -> Iterable[bytes | Finished]:
+        yield item.text.encode()
+
+    def finish(self, _outcome: Finished) -> Iterable[bytes | Finished]:
+        return ()
 
 
 class Moderate:
     async def run(self, receive: Receive[TextDelta], send: Send[TextDelta]) -> None:
-        raise NotImplementedError
+        async for item in receive:
+            await send(item)
 
 
-class ModerateByScope(Moderate):
-    def __init__(self, scope: RequestScope) -> None: ...
+def make_shout(scope: RequestScope) -> Shout:
+    return Shout(scope)
 
 
-class StopStrings:
-    def __call__(self, scope: RequestScope) -> Transform[TextDelta, TextDelta]:
-        raise NotImplementedError
-
-
-def make_encoder(scope: RequestScope) -> Transform[TextDelta, bytes]:
-    raise NotImplementedError
-
-
-def make_moderation(scope: RequestScope) -> Stage[TextDelta, str]:
-    raise NotImplementedError
-
-
-def takes_wider(pipeline: Pipeline[TextDelta | bytes]) -> None:
-    """What a pipeline yields is covariant."""
-
-
-tokens = Pipeline().then(Reserve()).then(Decode())
-text = tokens.then(Detokenize)
-
-
-def check() -> None:
-    """Never called: what matters is what a type checker says of it."""
-    assert_type(Pipeline(), Pipeline[GenerateRequest])
-    assert_type(Pipeline().then(Reserve()), Pipeline[Reserved])
+def check(decode: DecodeNode, prefill: PrefillNode, tokenizer: TextTokenizer) -> None:
+    start = Pipeline()
+    assert_type(start, Pipeline[GenerateRequest])
+    reserved = start.then(Reserve(decode))
+    assert_type(reserved, Pipeline[Reserved])
+    prefilled = reserved.then(Prefill(prefill))
+    assert_type(prefilled, Pipeline[Prefilled])
+    ready = prefilled.then(ImportKV(decode))
+    assert_type(ready, Pipeline[KVReady])
+    tokens = ready.then(Decode(decode))
     assert_type(tokens, Pipeline[TokenBatch])
+    text = tokens.then(Detokenize(tokenizer)).then(StopStrings())
     assert_type(text, Pipeline[TextDelta])
-    assert_type(text.then(StopStrings()), Pipeline[TextDelta])
-    assert_type(text.then(Encode()), Pipeline[bytes])
-    assert_type(text.then(make_encoder, name="encoder"), Pipeline[bytes])
-    assert_type(text.then(lambda _scope: Encode()), Pipeline[bytes])
+    assert_type(text.then(Shout), Pipeline[TextDelta])
+    assert_type(text.then(make_shout), Pipeline[TextDelta])
+    assert_type(text.then(make_shout, name="loud"), Pipeline[TextDelta])
     assert_type(text.then(Moderate()), Pipeline[TextDelta])
-    assert_type(text.then(ModerateByScope), Pipeline[TextDelta])
-    assert_type(text.then(make_moderation), Pipeline[str])
+    assert_type(text.then(Shout).then(Moderate()).then(Encode), Pipeline[bytes])
     assert_type(text.then("stop_strings"), Pipeline[Any])
-    assert_type(text.then("stop_strings").then(Encode()), Pipeline[bytes])
-    takes_wider(text)
+    assert_type(Service(text), Service[TextDelta])
 
 
-async def read(request: GenerateRequest) -> None:
-    async with text.open(request) as stream:
-        async for items in stream:
-            assert_type(items, list[TextDelta])
+async def read(service: Service[TextDelta], request: GenerateRequest) -> None:
+    async for delta in service.stream(request):
+        assert_type(delta, TextDelta)
+    async with service.open(request, Encode) as stream:
+        async for parts in stream:
+            assert_type(parts, list[bytes])

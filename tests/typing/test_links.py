@@ -2,101 +2,52 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import pytest
 
-RIGHT: Final = Path(__file__).with_name("right_links.py")
-
-WRONG: Final = """\
-from __future__ import annotations
-
-from right_links import (
-    Decode, Detokenize, Encode, Moderate, ModerateByScope, Reserve, StopStrings,
-    make_encoder, make_moderation, text, tokens,
-)
-from tilert_stream.pipeline import Pipeline
-from tilert_stream.scope import RequestScope
-
-Pipeline().then(Decode())  # wrong: a reservation is missing
-Pipeline().then(Reserve()).then(Reserve())  # wrong: it takes a request
-Pipeline().then(Detokenize)  # wrong: it takes tokens
-tokens.then(Encode())  # wrong: it takes text
-tokens.then(StopStrings())  # wrong: its product takes text
-tokens.then(Moderate())  # wrong: it receives text
-tokens.then(ModerateByScope)  # wrong: its product receives text
-tokens.then(make_encoder)  # wrong: its product takes text
-tokens.then(make_moderation)  # wrong: its product receives text
-text.then(Detokenize)  # wrong: it takes tokens
-text.then(Encode()).then(StopStrings())  # wrong: bytes are no text
-text.then(Encode)  # wrong: its class takes no scope
-text.then(42)  # wrong: no stage at all
-text.insert(Encode(), where="behind", anchor="detokenize")  # wrong: no such place
+ROOT = Path(__file__).parents[2]
+RIGHT = Path(__file__).parent / "right_links.py"
+WRONG = Path(__file__).parent / "wrong_links.py.txt"
+"""No ``.py``: who checks the whole tree would find these errors too."""
 
 
-class NoFinish:
-    def __init__(self, scope: RequestScope) -> None: ...
-
-    def feed(self, item: object) -> list[bytes]:
-        return []
+def mypy(wrong: Path) -> list[str]:
+    cache = str(wrong.parent / "cache")
+    return run(["mypy", "--cache-dir", cache, "--no-error-summary", str(RIGHT), str(wrong)])
 
 
-text.then(NoFinish)  # wrong: a transform finishes
-"""
-
-EXPECTED: Final = {
-    number for number, line in enumerate(WRONG.splitlines(), start=1) if "# wrong" in line
-}
+def pyright(wrong: Path) -> list[str]:
+    return run(["pyright", "--pythonpath", sys.executable, str(RIGHT), str(wrong)])
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's project: nothing of this repository's configuration reaches it."""
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "right_links.py").write_text(RIGHT.read_text())
-    (folder / "wrong_links.py").write_text(WRONG)
-    (folder / "pyproject.toml").write_text(
-        '[tool.mypy]\nstrict = true\n[tool.pyright]\ntypeCheckingMode = "strict"\n'
+def run(command: list[str]) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=ROOT
     )
-    return folder
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout.splitlines()
 
 
-def _lines(found: list[tuple[str, int]], name: str) -> set[int]:
-    return {line for file, line in found if Path(file).name == name}
+ERROR = re.compile(r"(\w+\.py):(\d+):.*\berror\b")
 
 
-def test_mypy_finds_the_wrong_links_and_no_others(project: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--cache-dir", str(project / "cache"), "."],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = re.findall(r"^(\S+\.py):(\d+): error:", run.stdout, re.MULTILINE)
-    errors = [(file, int(line)) for file, line in found]
-    assert _lines(errors, "right_links.py") == set(), run.stdout
-    assert _lines(errors, "wrong_links.py") == EXPECTED, run.stdout + run.stderr
-
-
-def test_pyright_finds_the_wrong_links_and_no_others(project: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    report = json.loads(run.stdout)
-    errors = [
-        (str(found["file"]), int(found["range"]["start"]["line"]) + 1)
-        for found in report["generalDiagnostics"]
-        if found["severity"] == "error"
-    ]
-    assert _lines(errors, "right_links.py") == set(), run.stdout
-    assert _lines(errors, "wrong_links.py") == EXPECTED, run.stdout
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_wrong_links_are_errors_and_right_ones_are_not(
+    checker: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong_links.py"
+    wrong.write_text(WRONG.read_text())
+    output = checker(wrong)
+    found = {(m[1], int(m[2])) for line in output if (m := ERROR.search(line))}
+    expected = {
+        (wrong.name, number)
+        for number, line in enumerate(WRONG.read_text().splitlines(), 1)
+        if line.endswith("# wrong")
+    }
+    assert len(expected) > 10
+    assert found == expected, "\n".join(output)
