@@ -1,5 +1,3 @@
-"""Requests and scopes for tests of a single stage."""
-
 from __future__ import annotations
 
 import pytest
@@ -9,39 +7,34 @@ from tilert_stream.lifecycle import State
 from tilert_stream.testing import make_request, make_scope
 
 
-def test_a_request_has_room_and_takes_fields() -> None:
-    assert make_request().limits == Limits(max_tokens=64)
-    request = make_request((5,), id="beef", stop=("x",), limits=Limits(max_tokens=2))
-    assert (request.prompt_ids, request.id, request.stop) == ((5,), "beef", ("x",))
-    assert request.limits.max_tokens == 2
+def test_a_request_and_what_overrides_it() -> None:
+    request = make_request()
+    assert (request.id, request.prompt_ids, request.limits) == ("feed", (1, 2, 3), Limits(64))
+    other = make_request((9,), id="beef", stop=("x",), limits=Limits(2))
+    assert (other.id, other.prompt_ids, other.stop) == ("beef", (9,), ("x",))
+    assert other.limits == Limits(2)
+    with pytest.raises(TypeError, match="temperature"):
+        make_request(temperature=1)
 
 
-def test_an_unknown_field_is_an_error() -> None:
-    with pytest.raises(TypeError, match="stopp"):
-        make_request(stopp=("x",))
-
-
-def test_a_scope_is_that_of_a_new_request_and_needs_no_event_loop() -> None:
+def test_a_scope_outside_of_any_event_loop() -> None:
+    returned: list[str] = []
     with make_scope(make_request((1, 2))) as scope:
         assert scope.usage == PromptUsage(2)
         assert scope.lifecycle.state is State.QUEUED
-        assert scope.lease.released is None
-
-
-def test_what_a_stage_puts_into_the_mailbox_is_kept() -> None:
-    with make_scope() as scope:
         assert scope.mailbox.put(TokenBatch((1,)), Finished("stop"))
-        assert vars(scope.mailbox)["items"] == [TokenBatch((1,)), Finished("stop")]
+        scope.lease.hold("slot", returned.append)
+    assert returned == ["test over"]
 
 
-def test_leaving_gives_back_what_a_stage_holds_though_it_raised() -> None:
-    given_back: list[str] = []
+def test_a_failing_test_gives_everything_back_too() -> None:
+    returned: list[str] = []
 
     def fail() -> None:
         with make_scope() as scope:
-            scope.lease.hold("slot", given_back.append)
-            raise ValueError("the stage failed")
+            scope.lease.hold("slot", returned.append)
+            raise AssertionError("the test's own")
 
-    with pytest.raises(ValueError, match="the stage failed"):
+    with pytest.raises(AssertionError, match="the test's own"):
         fail()
-    assert given_back == ["test over"]
+    assert returned == ["test over"]
