@@ -5,6 +5,7 @@ In: values of a ``config.json`` or of GGUF metadata. Out: ``ModelConfig``, check
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -83,6 +84,9 @@ class ModelConfig:
         for name, size in sizes.items():
             if size < 1:
                 raise ConfigError(f"the model's {name} is {size}; it must be at least 1")
+        for name, value in self._scales():
+            if not 0 < value < math.inf:
+                raise ConfigError(f"the model's {name} is {value}; it must be above 0 and finite")
         if self.heads % self.kv_heads:
             raise ConfigError(
                 f"the model has {self.heads} attention heads and {self.kv_heads} key/value heads; "
@@ -92,6 +96,22 @@ class ModelConfig:
             raise ConfigError(
                 f"the model's head_dim is {self.head_dim}; rotary embedding needs an even number"
             )
+
+    def _scales(self) -> list[tuple[str, float]]:
+        scales = [("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)]
+        match self.rope_scaling:
+            case None:
+                pass
+            case LinearScaling(factor):
+                scales.append(("rope factor", factor))
+            case FactorScaling(factors):
+                scales.extend(("rope factor", factor) for factor in factors)
+            case Llama3Scaling() as llama3:
+                ramp = llama3.high_freq_factor - llama3.low_freq_factor
+                scales.append(("rope factor", llama3.factor))
+                scales.append(("rope high_freq_factor less its low_freq_factor", ramp))
+                scales.append(("rope original_max_position", llama3.original_max_position))
+        return scales
 
     @property
     def q_size(self) -> int:

@@ -97,7 +97,7 @@ def load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device) -> Checkp
         f"{key}_token": token
         for key in ("bos", "eos")
         for index in metadata.integers(f"tokenizer.ggml.{key}_token_id")
-        if (token := tokenizer.id_to_token(index)) is not None
+        if index >= 0 and (token := tokenizer.id_to_token(index)) is not None
     }
     tensors = _Tensors(file, config, interleaved=architecture == "llama")
     return Checkpoint(

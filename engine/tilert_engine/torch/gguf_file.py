@@ -116,7 +116,7 @@ class GGUFFile:
             )
         try:
             values = self._read_header()
-        except (struct.error, UnicodeDecodeError, ValueError) as error:
+        except (struct.error, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{path.name}: the GGUF header cannot be read ({error}); the file is truncated or "
                 "damaged: download it again"
@@ -146,7 +146,9 @@ class GGUFFile:
         )
         rows = raw.reshape(*info.shape[:-1], -1)
         try:
-            values = gguf.dequantize(rows, info.kind)
+            # Blocks of a damaged file overflow; what is not finite shows in the logits.
+            with np.errstate(all="ignore"):
+                values = gguf.dequantize(rows, info.kind)
         except NotImplementedError as error:
             raise ConfigError(
                 f"{self.path.name}: tensor {name!r} is quantised as {info.kind.name}, which cannot "

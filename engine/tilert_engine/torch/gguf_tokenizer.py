@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers as pre
 from tilert_stream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tokenizers.pre_tokenizers import PreTokenizer
 
@@ -94,10 +94,11 @@ def gguf_tokenizer(metadata: Metadata) -> Tokenizer:
         )
     tokens = metadata.texts("tokenizer.ggml.tokens")
     types = _token_types(metadata, len(tokens))
+    vocab = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={token: index for index, token in enumerate(tokens)},
-            merges=_merges(metadata),
+            vocab=vocab,
+            merges=_merges(metadata, vocab),
             ignore_merges=name in _WHOLE_WORDS_FIRST,
         )
     )
@@ -152,7 +153,7 @@ def _token_types(metadata: Metadata, count: int) -> tuple[int, ...]:
     return types
 
 
-def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+def _merges(metadata: Metadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     for line in metadata.texts("tokenizer.ggml.merges"):
         # The byte alphabet has no space, so the only one is the separator.
@@ -160,6 +161,11 @@ def _merges(metadata: Metadata) -> list[tuple[str, str]]:
         if not (left and space and right):
             raise ConfigError(
                 f"{metadata.source}: tokenizer.ggml.merges has {line!r}; it must be two tokens"
+            )
+        if not {left, right, left + right} <= vocab.keys():
+            raise ConfigError(
+                f"{metadata.source}: tokenizer.ggml.merges has {line!r}; its parts and their merge "
+                "must be in tokenizer.ggml.tokens: convert the model again"
             )
         merges.append((left, right))
     return merges

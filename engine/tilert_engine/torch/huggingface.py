@@ -8,6 +8,7 @@ names), ``tokenizer.json``, and where they exist ``generation_config.json``,
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from safetensors import SafetensorError, safe_open
@@ -101,6 +102,8 @@ def load_huggingface(path: Path, *, dtype: torch.dtype, device: torch.device) ->
     bos_id = next(iter(metadata.integers("bos_token_id")), None)
     if "bos_token" in special:
         bos_id = tokenizer.token_to_id(special["bos_token"])
+    chat_template = _chat_template(path, tokenizer_config)
+    default_sampling = _default_sampling(generation)
     eos_ids = set(metadata.integers("eos_token_id") + generation.integers("eos_token_id"))
     if "eos_token" in special:
         eos_id = tokenizer.token_to_id(special["eos_token"])
@@ -112,9 +115,9 @@ def load_huggingface(path: Path, *, dtype: torch.dtype, device: torch.device) ->
         tokenizer=tokenizer,
         eos_ids=frozenset(eos_ids),
         bos_id=bos_id,
-        chat_template=_chat_template(path, tokenizer_config),
+        chat_template=chat_template,
         special_tokens=special,
-        default_sampling=_default_sampling(generation),
+        default_sampling=default_sampling,
     )
 
 
@@ -126,7 +129,7 @@ def _read(path: Path) -> Metadata:
         )
     try:
         values: object = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path.parent.name}: {path.name} is no JSON: {error}") from error
     whole = Metadata(path.parent.name, {path.name: values}).mapping(path.name)
     if whole is None:
@@ -231,7 +234,10 @@ def _special_tokens(tokenizer_config: Metadata) -> dict[str, str]:
 def _chat_template(path: Path, tokenizer_config: Metadata) -> str | None:
     file = path / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path.name}: {file.name} is not UTF-8: {error}") from error
     value = tokenizer_config.get("chat_template")
     if not isinstance(value, list):
         return tokenizer_config.text("chat_template", "") or None
@@ -247,9 +253,18 @@ def _chat_template(path: Path, tokenizer_config: Metadata) -> str | None:
 
 def _default_sampling(generation: Metadata) -> Sampling:
     default = Sampling()
-    return Sampling(
+    sampling = Sampling(
         temperature=generation.number("temperature", default.temperature),
         top_p=generation.number("top_p", default.top_p),
         top_k=generation.integer("top_k", default.top_k),
         min_p=generation.number("min_p", default.min_p),
     )
+    for name, value, fits, needed in (
+        ("temperature", sampling.temperature, 0 <= sampling.temperature < math.inf, "at least 0"),
+        ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0, at most 1"),
+        ("top_k", sampling.top_k, sampling.top_k >= -1, "at least 0, or -1 for all tokens"),
+        ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "between 0 and 1"),
+    ):
+        if not fits:
+            raise ConfigError(f"{generation.source}: {name!r} is {value}; it must be {needed}")
+    return sampling

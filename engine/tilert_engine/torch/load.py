@@ -31,4 +31,9 @@ def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> Checkpoint:
             "Hugging Face directory"
         )
     loader = load_huggingface if path.is_dir() else load_gguf
-    return loader(path, dtype=dtype, device=device)
+    try:
+        return loader(path, dtype=dtype, device=device)
+    except OSError as error:
+        raise ConfigError(
+            f"the model {str(path)!r} cannot be read: {error}; check what it is and who may read it"
+        ) from error

@@ -83,22 +83,27 @@ class _Assembler:
 
     def fused(self, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> torch.Tensor:
         """Tensors stacked along their first dimension, each copied once."""
+        # Shapes are checked first: a wrong configuration must not be given terabytes to fill.
+        parts = [self._part(name, shape) for name, shape in zip(names, shapes, strict=True)]
         rows = sum(shape[0] for shape in shapes)
         out = torch.empty(rows, *shapes[0][1:], dtype=self._dtype, device=self._device)
         start = 0
-        for name, shape in zip(names, shapes, strict=True):
-            part = self._source.tensor(name)
-            if tuple(part.shape) != shape:
-                raise ConfigError(
-                    f"{self._source.name}: tensor {name!r} has shape {tuple(part.shape)}, the "
-                    f"model's configuration needs {shape}; they are of different models"
-                )
-            out[start : start + shape[0]].copy_(part)
-            start += shape[0]
+        for part in parts:
+            out[start : start + part.shape[0]].copy_(part)
+            start += part.shape[0]
         return out
 
     def one(self, name: str, *shape: int) -> torch.Tensor:
         return self.fused((name,), (shape,))
+
+    def _part(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        part = self._source.tensor(name)
+        if tuple(part.shape) != shape:
+            raise ConfigError(
+                f"{self._source.name}: tensor {name!r} has shape {tuple(part.shape)}, the "
+                f"model's configuration needs {shape}; they are of different models"
+            )
+        return part
 
 
 def assemble(
