@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,15 @@ from tilert_engine.torch import Checkpoint, load
 from tilert_stream.serve import demo_model
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction] -- used by pytest
+    """Where cores are shared with other test runs, two threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

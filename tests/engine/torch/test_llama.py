@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from tests.engine.torch.answer import GREEDY, answer, prefill
-from tests.engine.torch.tiny import Tiny, reference_greedy, reference_logits, write_huggingface
+from tests.engine.torch.tiny import (
+    Tiny,
+    assert_close,
+    reference_greedy,
+    reference_logits,
+    write_huggingface,
+)
 from tilert_engine.torch import Checkpoint, TorchDecode, TorchPrefill, load
 from tilert_engine.torch.llama import Llama
 from tilert_stream.events import Limits
@@ -34,7 +40,7 @@ VARIANTS = {
 PROMPT = [72, 101, 108, 108, 111, 44, 220, 7, 3, 99, 250, 0, 17]
 
 
-@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.fixture(params=VARIANTS.values(), ids=tuple(VARIANTS))
 def variant(request: pytest.FixtureRequest) -> Tiny:
     assert isinstance(request.param, Tiny)
     return request.param
@@ -54,7 +60,7 @@ def test_logits_equal_the_reference(variant: Tiny, loaded: Checkpoint) -> None:
     for start, stop in [(0, 5), (5, 9), (9, 10), (10, 11), (11, 12), (12, 13)]:
         hidden = llama.hidden(torch.tensor(PROMPT[start:stop]), start, buffer)
         expected = reference_logits(variant, PROMPT[:stop])
-        torch.testing.assert_close(llama.logits(hidden).double(), expected, atol=1e-4, rtol=1e-4)
+        assert_close(llama.logits(hidden).double(), expected)
 
 
 def test_split_path_equals_one_undivided_forward(variant: Tiny, loaded: Checkpoint) -> None:

@@ -111,7 +111,7 @@ class _Save(Protocol):
     def __call__(self, tensors: dict[str, torch.Tensor], filename: Path, /) -> None: ...
 
 
-_save = cast("_Save", safetensors.torch.save_file)
+_save = cast("_Save", safetensors.torch.save_file)  # pyright: ignore[reportUnknownMemberType] -- half typed
 
 
 def tokenizer() -> Tokenizer:
@@ -179,6 +179,7 @@ def write_gguf(
     writer.add_feed_forward_length(tiny.inner)
     writer.add_head_count(tiny.heads)
     writer.add_head_count_kv(tiny.kv_heads)
+    writer.add_key_length(tiny.head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(tiny.theta)
     writer.add_rope_dimension_count(tiny.head_dim)
@@ -285,8 +286,13 @@ def reference_logits(
         gate = h @ w[f"{p}.mlp.gate_proj.weight"].T
         up = h @ w[f"{p}.mlp.up_proj.weight"].T
         x = x + (gate / (1 + (-gate).exp()) * up) @ w[f"{p}.mlp.down_proj.weight"].T
-    head = w["model.embed_tokens.weight" if tiny.tied else "lm_head.weight"]
-    return norm(x[-1], w["model.norm.weight"]) @ head.T
+    projection = w["model.embed_tokens.weight" if tiny.tied else "lm_head.weight"]
+    return norm(x[-1], w["model.norm.weight"]) @ projection.T
+
+
+def assert_close(ours: torch.Tensor, reference: torch.Tensor) -> None:
+    """Float32 against float64, where logits are of the size of 10."""
+    torch.testing.assert_close(ours, reference, atol=1e-4, rtol=1e-4)
 
 
 def reference_greedy(tiny: Tiny, prompt: list[int], count: int) -> list[int]:
