@@ -101,7 +101,7 @@ class StreamResponse:
         self, stream: Stream[bytes], send: Send, listener: CancelScope
     ) -> Finished | None:
         """Write until the end; the outcome if it is an error that nothing has been sent before."""
-        started = False
+        started = over = False
         async for chunks in stream:
             body = b"".join(chunks)
             outcome = stream.outcome
@@ -117,7 +117,16 @@ class StreamResponse:
                 started = True
                 await send(self._start(len(body) if over else None))
             await send({"type": "http.response.body", "body": body, "more_body": not over})
-        return None if started else stream.outcome
+        outcome = stream.outcome
+        failed = outcome is not None and outcome.error is not None
+        if not (over or failed):
+            # The end came behind the last bytes: the encoder had nothing more to say.
+            listener.cancel()
+            if not started:
+                await send(self._start(0))
+            await send({"type": "http.response.body"})
+            return None
+        return None if started else outcome
 
     def _start(self, length: int | None) -> dict[str, object]:
         headers = [*self._content, *self._headers]
