@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from tilert_stream.asgi import App
-from tilert_stream.errors import EngineDied, TilertStreamError
+from tilert_stream.errors import ConfigError, EngineDied, TilertStreamError
 from tilert_stream.http import Server, ServerSettings, run_until_signalled
 from tilert_stream.nodes.local import local_service
 
@@ -65,11 +65,18 @@ def build_app(config: ServeConfig) -> App:
 def run(config: ServeConfig) -> int:
     """Serve until a signal; the exit code.
 
-    :raises ~tilert_stream.errors.TilertStreamError: as ``build_app``.
+    :raises ~tilert_stream.errors.ConfigError: the backend is not installed, or as ``build_app``.
+    :raises ~tilert_stream.errors.TilertStreamError: as ``build_app`` and ``Server.serve``.
     """
     logging.basicConfig(
         level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
     )
+    if config.backend == "trio" and find_spec("trio") is None:
+        raise ConfigError(
+            "backend is 'trio', and the package 'trio' is not installed; install it with:"
+            " pip install 'tilert-stream[trio]', or use the asyncio backend.",
+            param="backend",
+        )
     app = build_app(config)
     if config.print_pipeline:
         sys.stdout.write(f"{app.service.pipeline}\n")
