@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ("Sampler", "uniform")
 
 _GREEDY_BELOW: Final = 1e-5
+_FEW: Final = 512
 
 
 def uniform(seed: int, index: int) -> float:
@@ -65,13 +66,14 @@ class Sampler:
             scaled = scaled.masked_fill(scaled.exp() < sampling.min_p, -torch.inf)
         if 0 < sampling.top_k < vocab:
             scaled, candidates = scaled.topk(sampling.top_k)
-        elif sampling.top_p < 1:
-            scaled, candidates = scaled.sort(descending=True, stable=True)
         weights = scaled.double().exp()
         if sampling.top_p < 1:
-            share = weights / weights.sum()
+            enough = weights.sum() * sampling.top_p
+            if candidates is None:
+                scaled, candidates = _likeliest(scaled, enough)
+                weights = scaled.double().exp()
             # Kept: every token before which less than top_p has gathered; so never none.
-            outside = (share.cumsum(-1) - share) >= sampling.top_p
+            outside = (weights.cumsum(-1) - weights) >= enough
             outside[0] = False
             weights = weights.masked_fill(outside, 0)
         gathered = weights.cumsum(-1)
@@ -83,3 +85,17 @@ class Sampler:
         place = torch.minimum(place, last).clamp(max=gathered.shape[0] - 1)
         # index_select, for candidates[place] would read the place back from the device.
         return (place if candidates is None else candidates.index_select(0, place))[0]
+
+
+def _likeliest(scaled: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest tokens, in falling order, that together have at least ``weight``; or all.
+
+    Sorting a vocabulary costs a fifth of a small model's step on CPU. There, where reading the sum
+    is free, the few likeliest are tried first: they nearly always suffice.
+    """
+    if scaled.device.type == "cpu" and scaled.shape[0] > _FEW:
+        values, ids = scaled.topk(_FEW)
+        if values.double().exp().sum() >= weight:
+            return values, ids
+    values, ids = scaled.sort(descending=True, stable=True)
+    return values, ids
