@@ -41,7 +41,7 @@ FinishReason: TypeAlias = Literal[
 class Finished:
     """The end of a token stream: the last message of every request, success or not.
 
-    ``reason`` is ``"error"`` exactly when ``error`` is set.
+    ``error`` is set exactly when ``reason`` is ``"error"`` or ``"cancelled"``.
     """
 
     reason: FinishReason

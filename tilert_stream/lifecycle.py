@@ -2,7 +2,7 @@
 
 Rules:
 
-1. A request moves forward only. A step that is skipped is skipped for good.
+1. A request moves forward only. A pipeline that lacks a step skips its state, for good.
 2. It may be DONE from any state: a step can answer by itself (the first token is a stop token, a
    cached answer), and a stop string can match while the KV cache is still travelling.
 3. It may fail or be cancelled from any state in which it lives.
@@ -48,15 +48,17 @@ class State(Enum):
 
 ENDS: Final = frozenset({State.DONE, State.FAILED, State.CANCELLED})
 
+_ORDER: Final = (
+    State.QUEUED,
+    State.RESERVED,
+    State.PREFILLING,
+    State.IMPORTING_KV,
+    State.DECODING,
+)
+
 TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
-    State.QUEUED: frozenset({State.RESERVED}) | ENDS,
-    State.RESERVED: frozenset({State.PREFILLING}) | ENDS,
-    State.PREFILLING: frozenset({State.IMPORTING_KV}) | ENDS,
-    State.IMPORTING_KV: frozenset({State.DECODING}) | ENDS,
-    State.DECODING: ENDS,
-    State.DONE: frozenset(),
-    State.FAILED: frozenset(),
-    State.CANCELLED: frozenset(),
+    **{state: frozenset(_ORDER[place:]) | ENDS for place, state in enumerate(_ORDER, start=1)},
+    **dict.fromkeys(ENDS, frozenset[State]()),
 }
 
 

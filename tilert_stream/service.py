@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from anyio import AsyncContextManagerMixin, CancelScope, Event, create_task_group, to_thread
 
 from .completion import Completion
-from .errors import NotReady
+from .errors import EngineDied, NotReady
 from .lease import Ledger
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from .abc import Transform
-    from .errors import EngineDied
     from .events import GenerateRequest
     from .pipeline import Pipeline
     from .scope import RequestScope
@@ -139,6 +138,13 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
             )
         return self._tasks, self._died
 
+    def _alive(self) -> TaskGroup:
+        tasks, died = self._entered()
+        if died.done:
+            # An error of its own for each request: a raised one gathers tracebacks.
+            raise EngineDied(died.value.message) from died.value.__cause__
+        return tasks
+
     def open(
         self,
         request: GenerateRequest,
@@ -149,9 +155,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         :raises ~tilert_stream.errors.NotReady: the service has not been entered.
         :raises ~tilert_stream.errors.EngineDied: an engine is dead.
         """
-        _, died = self._entered()
-        if died.done:
-            raise died.value
+        self._alive()
         pipeline: Pipeline[Encoded] = self.pipeline.then(encode, name="encode")
         return pipeline.open(
             request, ledger=self.ledger, trace=self._trace, coalesce=self._coalesce
@@ -166,9 +170,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         """
         # The producer lives in the service's task group: a generator must not yield inside one of
         # its own, and closing the stream is synchronous.
-        tasks, died = self._entered()
-        if died.done:
-            raise died.value
+        tasks = self._alive()
         stream: Stream[Any] = self.pipeline.stream(
             request, ledger=self.ledger, trace=self._trace, coalesce=self._coalesce
         )

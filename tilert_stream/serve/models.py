@@ -68,7 +68,9 @@ def _torch(config: ServeConfig) -> Model:
         max_seq_len=built.decode.max_seq_len,
         vocab_size=checkpoint.config.vocab_size,
         created=int(time.time()),
-        chat_template=None if template is None else ChatTemplate(template),
+        chat_template=(
+            None if template is None else ChatTemplate(template, checkpoint.special_tokens)
+        ),
         eos_ids=checkpoint.eos_ids,
         default_sampling=checkpoint.default_sampling,
     )
