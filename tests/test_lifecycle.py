@@ -98,7 +98,8 @@ def test_whatever_is_tried_a_request_only_moves_forward_and_ends_once(tried: lis
             continue
         passed.append(state)
     living = [state for state in passed if state in FORWARD]
-    assert living == FORWARD[: len(living)]
+    places = [FORWARD.index(state) for state in living]
+    assert places == sorted(set(places))
     assert sum(state in ENDS for state in passed) <= 1
     assert list(lifecycle.entered) == passed
     times = list(lifecycle.entered.values())
