@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from anyio import CancelScope, create_task_group
 
+from .errors import TilertStreamError
+from .events import Finished
 from .openai.errors import error_body, error_headers
 
 if TYPE_CHECKING:
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from .errors import TilertStreamError
-    from .events import Finished
     from .stream import Stream
 
 __all__ = ("EVENT_STREAM", "JSON", "ErrorResponse", "Headers", "JSONBody", "StreamResponse")
@@ -91,8 +91,16 @@ class StreamResponse:
         async with create_task_group() as tasks:
             listener = CancelScope()
             tasks.start_soon(_listen, receive, listener, tasks.cancel_scope)
-            async with self._opened as stream:
-                outcome = await self._write(stream, send, listener)
+            opened = False
+            try:
+                async with self._opened as stream:
+                    opened = True
+                    outcome = await self._write(stream, send, listener)
+            except TilertStreamError as error:
+                if opened:
+                    raise
+                # A stage's factory failed: nothing has been sent, so it is an answer like others.
+                outcome = Finished.failed(error)
             if outcome is not None and outcome.error is not None:
                 await ErrorResponse(outcome.error, self._headers)(scope, receive, send)
             tasks.cancel_scope.cancel()

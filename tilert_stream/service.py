@@ -78,8 +78,6 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Service[Out]]:
-        if self._tasks is not None:
-            raise NotReady("this service has been entered already")
         died = self._died = Completion()
         self._death_known = Event()
         self._draining = False

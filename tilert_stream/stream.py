@@ -11,7 +11,7 @@ then each such stage gets a task and a bounded channel.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
 from anyio import CancelScope
 
@@ -21,7 +21,7 @@ from .events import Finished
 from .fusion import fuse, stage_error
 from .lifecycle import State
 from .link import Kind
-from .trace import Span
+from .trace import Span, mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,7 @@ class Stream(Generic[Out]):
         self.scope = scope
         self.outcome: Finished | None = None
         """How the answer ended. Known together with its last items; None while it runs."""
+        self._closed = False
         self._coalesce = coalesce
         self._cancel_scope = CancelScope()
         self._upstream = [link for link in links if link.kind in (Kind.STEP, Kind.SOURCE)]
@@ -62,6 +63,7 @@ class Stream(Generic[Out]):
 
     def start(self, task_group: TaskGroup) -> None:
         """Let the request begin, in a task of ``task_group``. It never raises there."""
+        mark(self.scope.trace, self.scope.request.id, "request", "started")
         task_group.start_soon(self._run, name=f"request {self.scope.request.id}")
 
     async def _run(self) -> None:
@@ -117,6 +119,9 @@ class Stream(Generic[Out]):
 
     def close(self) -> None:
         """End the request if it still runs, and give back all it holds. Sync, idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         outcome = self.outcome
         if outcome is None:
             gone = Cancelled("the reader left before the end")
@@ -128,6 +133,8 @@ class Stream(Generic[Out]):
         self._cancel_scope.cancel()
         if self._stages is not None:
             self._stages.close()
+        phase: Literal["complete", "failed"] = "failed" if outcome.error else "complete"
+        mark(self.scope.trace, self.scope.request.id, "request", phase, outcome.error)
 
 
 _END = {"error": State.FAILED, "cancelled": State.CANCELLED}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -10,7 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ("Span", "Trace", "TraceEvent")
+__all__ = ("Span", "Trace", "TraceEvent", "mark")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,25 @@ class TraceEvent:
 Trace: TypeAlias = "Callable[[TraceEvent], None]"
 
 
+def mark(
+    trace: Trace | None,
+    request_id: str,
+    name: str,
+    phase: Literal["started", "complete", "failed"],
+    error: BaseException | None = None,
+) -> None:
+    """Report one event to ``trace``; nothing happens if it is None.
+
+    A hook that raises is logged, and stops nothing: it only looks on.
+    """
+    if trace is None:
+        return
+    try:
+        trace(TraceEvent(request_id, name, phase, time.perf_counter(), error))
+    except Exception:
+        logger.exception("a trace hook failed at %s %s", name, phase)
+
+
 class Span:
     """Reports the start and the end of a block to ``trace``; does nothing if it is None."""
 
@@ -40,8 +62,7 @@ class Span:
         self._name = name
 
     def __enter__(self) -> None:
-        if self._trace is not None:
-            self._trace(TraceEvent(self._request_id, self._name, "started", time.perf_counter()))
+        mark(self._trace, self._request_id, self._name, "started")
 
     def __exit__(
         self,
@@ -49,7 +70,5 @@ class Span:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._trace is not None:
-            phase: Literal["complete", "failed"] = "complete" if error is None else "failed"
-            now = time.perf_counter()
-            self._trace(TraceEvent(self._request_id, self._name, phase, now, error))
+        phase: Literal["complete", "failed"] = "complete" if error is None else "failed"
+        mark(self._trace, self._request_id, self._name, phase, error)

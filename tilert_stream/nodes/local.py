@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from tilert_engine.decode_worker import DecodeWorker
 from tilert_engine.prefill_worker import PrefillWorker
 from tilert_stream.cluster.admission import Admission
-from tilert_stream.errors import ContextLengthExceeded
+from tilert_stream.errors import ContextLengthExceeded, InvalidRequest
 from tilert_stream.events import KVReady, Prefilled, Reserved
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.service import Service
@@ -72,8 +72,16 @@ class LocalDecode(Generic[SequenceT]):
         """Wait in line for a slot.
 
         :raises ~tilert_stream.errors.Busy: none came free in time, or the line is full.
+        :raises ~tilert_stream.errors.InvalidRequest: there is no prompt, or nothing to generate.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request can never fit.
         """
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt has no token; it needs at least one")
+        if request.limits.max_tokens < 1:
+            raise InvalidRequest(
+                f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
+                param="max_tokens",
+            )
         longest = self._worker.engine.max_seq_len
         length = len(request.prompt_ids) + request.limits.max_tokens
         if length > longest:
