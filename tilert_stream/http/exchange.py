@@ -1,8 +1,8 @@
 """One request and its answer: h11 events on the one side, ASGI messages on the other.
 
 ``listen`` reads the socket for as long as the app runs. It fills the request's body, keeps what
-is pipelined behind it, and is how a client that leaves is noticed at once. ``receive`` and
-``send`` are what the app is called with.
+is pipelined behind it, and is how a client that leaves is noticed at once; what comes behind a
+complete answer is the next request: it waits in the kernel. The app calls ``receive`` and ``send``.
 
 Rules
 
@@ -134,7 +134,7 @@ class Exchange:
     async def listen(self, scope: anyio.CancelScope) -> None:
         """Read until the client leaves. ``scope`` is cancelled if its request must be refused."""
         try:
-            while not self.input_ended:
+            while not (self.input_ended or (self.complete and self._pipelined)):
                 while len(self._body) >= BODY_HIGH_WATER:
                     self._consumed = anyio.Event()
                     await self._consumed.wait()
@@ -173,7 +173,7 @@ class Exchange:
             self.parse()
             return
         self._pipelined += len(data)
-        if self._pipelined > self._settings.max_pipelined_bytes:
+        if self._pipelined > self._settings.max_pipelined_bytes and not self.complete:
             raise ClientGone(
                 f"more than {self._settings.max_pipelined_bytes} bytes came behind the request"
             )
