@@ -11,7 +11,7 @@ from blockbuster import BlockBuster, blockbuster_ctx
 BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
     pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
-    pytest.param(("trio", {}), id="trio"),
+    pytest.param(("trio", dict[str, object]()), id="trio"),
 ]
 
 

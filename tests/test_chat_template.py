@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tilert_stream.chat_template import ChatTemplate
 from tilert_stream.errors import ConfigError, InvalidRequest
+from tilert_stream.model.chat_template import ChatTemplate
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -94,8 +94,8 @@ def test_without_jinja2() -> None:
     """A model card, and a base model, need no jinja2; a template says what to install."""
     code = (
         "import sys; sys.modules['jinja2'] = None\n"
-        "import tilert_stream.model_card, tilert_stream.openai.chat\n"
-        "from tilert_stream.chat_template import ChatTemplate\n"
+        "import tilert_stream.model.card, tilert_stream.openai.chat\n"
+        "from tilert_stream.model.chat_template import ChatTemplate\n"
         "from tilert_stream.errors import ConfigError\n"
         "try: ChatTemplate('')\n"
         "except ConfigError as error: print(error.message)\n"

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tilert_stream.decode_window import DecodeWindow
+from tilert_stream.model.decode_window import DecodeWindow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

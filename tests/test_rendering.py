@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from tilert_engine.scripted import Script, ScriptedDecode, ScriptedPrefill
 from tilert_stream.abc import Receive, Send
 from tilert_stream.events import Finished, GenerateRequest, TextDelta
+from tilert_stream.model.byte_tokenizer import byte_tokenizer
 from tilert_stream.nodes.local import local_service
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.scope import RequestScope
-from tilert_stream.testing.tokenizers import byte_tokenizer
 
 
 class Shout:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 
 from tests.tokenizers import families
 from tilert_stream.errors import InvalidRequest
-from tilert_stream.tokenizer import TextTokenizer
+from tilert_stream.model.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,8 +28,8 @@ def make_host(llm: App) -> Starlette:
 
 if __name__ == "__main__":
     import uvicorn
-    from tilert_stream.config import ServeConfig
 
+    from tilert_stream.config import ServeConfig
     from tilert_stream.serve.all_in_one import build_app
 
     uvicorn.run(make_host(build_app(ServeConfig())), port=8000)

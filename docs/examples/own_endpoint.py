@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from tilert_stream import Finished, GenerateRequest, Limits, TextDelta
-from tilert_stream.asgi import App
-from tilert_stream.response import StreamResponse
+from tilert_stream.asgi import App, StreamResponse
 from tilert_stream.scope import RequestScope
 
 PLAIN_TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)

@@ -9,10 +9,10 @@ import pytest
 
 from tilert_engine.scripted import Script
 from tilert_stream.errors import EngineFault
+from tilert_stream.model.byte_tokenizer import EOS
+from tilert_stream.model.tokenizer import TextTokenizer
 from tilert_stream.testing import Gate
 from tilert_stream.testing.apps import ScriptedApp
-from tilert_stream.testing.tokenizers import EOS
-from tilert_stream.tokenizer import TextTokenizer
 
 Request = Callable[..., Any]
 

@@ -9,11 +9,11 @@ import pytest
 
 from tilert_engine.scripted import Script
 from tilert_stream.abc import Receive, Send
+from tilert_stream.asgi.response import StreamResponse
 from tilert_stream.events import Finished, GenerateRequest, Limits, TextDelta
-from tilert_stream.response import StreamResponse
+from tilert_stream.model.byte_tokenizer import EOS
 from tilert_stream.scope import RequestScope
 from tilert_stream.testing.apps import ScriptedApp
-from tilert_stream.testing.tokenizers import EOS
 
 Request = Callable[..., Any]
 

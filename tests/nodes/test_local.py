@@ -19,11 +19,11 @@ from tilert_stream.errors import (
     TilertStreamError,
 )
 from tilert_stream.events import Finished, GenerateRequest, Limits, TextDelta
+from tilert_stream.model.byte_tokenizer import EOS, byte_tokenizer
 from tilert_stream.nodes.local import local_service
 from tilert_stream.scope import RequestScope
 from tilert_stream.service import Service
 from tilert_stream.testing import Gate
-from tilert_stream.testing.tokenizers import EOS, byte_tokenizer
 
 PROMPT = tuple(b"abc")
 

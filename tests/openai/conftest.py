@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tilert_stream.chat_template import ChatTemplate
 from tilert_stream.events import Sampling
-from tilert_stream.model_card import ModelCard
-from tilert_stream.tokenizer import TextTokenizer
+from tilert_stream.model.card import ModelCard
+from tilert_stream.model.chat_template import ChatTemplate
+from tilert_stream.model.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from tilert_stream.openai.completions import parse_completion
 from tilert_stream.openai.parameters import PARAMETERS
 
 if TYPE_CHECKING:
-    from tilert_stream.model_card import ModelCard
+    from tilert_stream.model.card import ModelCard
 
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 A: dict[str, Any] = {"prompt": "a"}

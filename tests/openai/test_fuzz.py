@@ -15,7 +15,7 @@ from tilert_stream.openai.completions import CompletionRequest, parse_completion
 from tilert_stream.openai.parameters import PARAMETERS
 
 if TYPE_CHECKING:
-    from tilert_stream.model_card import ModelCard
+    from tilert_stream.model.card import ModelCard
 
 VALID_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "prompt": "a"}
 

@@ -26,7 +26,7 @@ from tilert_stream.openai.objects import model_list, usage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tilert_stream.model_card import ModelCard
+    from tilert_stream.model.card import ModelCard
 
 
 def sdk(answer: Callable[[httpx2.Request], httpx2.Response]) -> openai.OpenAI:

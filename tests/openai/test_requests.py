@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from tilert_stream.chat_template import ChatTemplate
 from tilert_stream.events import Limits, Sampling
+from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.openai.chat import ChatRequest, parse_chat
 from tilert_stream.openai.completions import CompletionRequest, parse_completion
 from tilert_stream.openai.parameters import PARAMETERS
 
 if TYPE_CHECKING:
-    from tilert_stream.model_card import ModelCard
+    from tilert_stream.model.card import ModelCard
     from tilert_stream.openai.build import Parsed
 
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}

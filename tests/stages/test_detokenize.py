@@ -14,7 +14,7 @@ from tilert_stream.testing import assert_contract, make_request, make_scope
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tilert_stream.tokenizer import TextTokenizer
+    from tilert_stream.model.tokenizer import TextTokenizer
 
 BYTE = families.tokenizer("BYTE")
 DETOKENIZE = Detokenize(BYTE)

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tokenizers import families
-from tilert_stream.byte_table import ByteDecoder
 from tilert_stream.events import Finished, TextDelta, TokenBatch
+from tilert_stream.model.byte_table import ByteDecoder
 from tilert_stream.stages.detokenize import Detokenize, Detokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tilert_stream.tokenizer import TextTokenizer
+    from tilert_stream.model.tokenizer import TextTokenizer
 
 needs_mistral = pytest.mark.skipif(
     not families.installed("mistral_common"), reason="needs the wheel mistral-common"

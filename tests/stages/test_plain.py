@@ -16,13 +16,13 @@ from tilert_stream.errors import EngineFault
 from tilert_stream.events import Finished, Limits, PromptUsage, TextDelta, TokenBatch
 from tilert_stream.fusion import fuse
 from tilert_stream.link import make_link
+from tilert_stream.model.tokenizer import TextTokenizer
 from tilert_stream.openai.envelope import Endpoint, Envelope
 from tilert_stream.stages.detokenize import Detokenize
 from tilert_stream.stages.plain import EncodeJSON
 from tilert_stream.stages.sse import EncodeSSE
 from tilert_stream.stages.stop import StopStrings
 from tilert_stream.testing import assert_contract, make_request, make_scope
-from tilert_stream.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

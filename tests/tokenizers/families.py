@@ -23,7 +23,7 @@ from tokenizers import (
 )
 
 from tests.tokenizers.sentencepiece import read_pieces
-from tilert_stream.tokenizer import TextTokenizer
+from tilert_stream.model.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from tokenizers.decoders import Decoder

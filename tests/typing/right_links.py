@@ -26,7 +26,7 @@ from tilert_stream.stages.reserve import Reserve
 from tilert_stream.stages.stop import StopStrings
 
 if TYPE_CHECKING:
-    from tilert_stream.tokenizer import TextTokenizer
+    from tilert_stream.model.tokenizer import TextTokenizer
 
 
 class Shout:

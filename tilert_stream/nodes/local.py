@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tilert_stream.abc import DecodeEngine, PrefillEngine
     from tilert_stream.cluster.admission import Ticket
     from tilert_stream.events import GenerateRequest, TextDelta
+    from tilert_stream.model.tokenizer import TextTokenizer
     from tilert_stream.scope import RequestScope
-    from tilert_stream.tokenizer import TextTokenizer
     from tilert_stream.trace import Trace
 
 __all__ = ("LocalDecode", "LocalPrefill", "local_service")

@@ -13,7 +13,7 @@ from .envelope import Envelope
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..model_card import ModelCard
+    from ..model.card import ModelCard
     from .envelope import Endpoint
     from .fields import CommonRequest
 

@@ -15,7 +15,7 @@ from .parameters import check_parameters
 from .validation import validate
 
 if TYPE_CHECKING:
-    from ..model_card import ModelCard
+    from ..model.card import ModelCard
     from .build import Parsed
 
 __all__ = ("ChatRequest", "parse_chat")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..events import Finished, PromptUsage
-    from ..model_card import ModelCard
+    from ..model.card import ModelCard
     from .envelope import Envelope
 
 __all__ = ("model_list", "response", "usage")

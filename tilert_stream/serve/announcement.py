@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tilert_stream.http.scope import Address
-    from tilert_stream.model_card import ModelCard
+    from tilert_stream.model.card import ModelCard
 
 __all__ = ("announce", "describe")
 

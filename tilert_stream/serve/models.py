@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tilert_stream.chat_template import ChatTemplate
 from tilert_stream.errors import ConfigError
-from tilert_stream.model_card import ModelCard
-from tilert_stream.tokenizer import TextTokenizer
+from tilert_stream.model.card import ModelCard
+from tilert_stream.model.chat_template import ChatTemplate
+from tilert_stream.model.tokenizer import TextTokenizer
 
 from . import demo_model
 
@@ -93,7 +93,7 @@ def _path(model: str) -> Path:
 
 def _scripted(config: ServeConfig) -> Model:
     from tilert_engine.scripted import Script, ScriptedDecode, ScriptedPrefill
-    from tilert_stream.testing.tokenizers import EOS, byte_tokenizer
+    from tilert_stream.model.byte_tokenizer import EOS, byte_tokenizer
 
     longest = config.max_seq_len or LONGEST
     tokenizer = byte_tokenizer()

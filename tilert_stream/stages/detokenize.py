@@ -10,17 +10,17 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
-from tilert_stream.byte_table import make_byte_table
-from tilert_stream.decode_window import DecodeWindow
 from tilert_stream.events import TextDelta
+from tilert_stream.model.byte_table import make_byte_table
+from tilert_stream.model.decode_window import DecodeWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tilert_stream.abc import Transform
     from tilert_stream.events import Finished, TokenBatch
+    from tilert_stream.model.tokenizer import TextTokenizer
     from tilert_stream.scope import RequestScope
-    from tilert_stream.tokenizer import TextTokenizer
 
 __all__ = ("Detokenize", "Detokenizer", "IncrementalDecoder")
 

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from tilert_engine.scripted import Script, ScriptedDecode, ScriptedPrefill
 from tilert_stream.asgi import App
-from tilert_stream.chat_template import ChatTemplate
-from tilert_stream.model_card import ModelCard
+from tilert_stream.model.byte_tokenizer import EOS, byte_tokenizer
+from tilert_stream.model.card import ModelCard
+from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.nodes.local import local_service
-
-from .tokenizers import EOS, byte_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -102,7 +102,8 @@ class Llama:
         mixed = nn.scaled_dot_product_attention(
             queries, keys[None, :, :stop], values[None, :, :stop], attn_mask=mask
         )
-        mixed = mixed.view(config.heads, tokens, config.head_dim).transpose(0, 1)
+        # reshape: on CUDA the memory of attention's result is not in the order of its dimensions.
+        mixed = mixed.reshape(config.heads, tokens, config.head_dim).transpose(0, 1)
         return linear(mixed.reshape(tokens, config.q_size), layer.output)
 
     def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:

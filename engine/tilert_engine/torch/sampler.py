@@ -74,7 +74,7 @@ class Sampler:
                 weights = scaled.double().exp()
             # Kept: every token before which less than top_p has gathered; so never none.
             outside = (weights.cumsum(-1) - weights) >= enough
-            outside[0] = False
+            outside[:1].zero_()  # outside[0] = False would wait for the device
             weights = weights.masked_fill(outside, 0)
         gathered = weights.cumsum(-1)
         # right=True skips tokens of weight 0. The product can round up to the total: the minimum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from .errors import ConfigError, InvalidRequest
+from ..errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

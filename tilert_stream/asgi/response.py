@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from anyio import CancelScope, create_task_group
 
-from .errors import TilertStreamError
-from .events import Finished
-from .openai.errors import error_body, error_headers
+from ..errors import TilertStreamError
+from ..events import Finished
+from ..openai.errors import error_body, error_headers
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from starlette.types import Receive, Scope, Send
 
-    from .stream import Stream
+    from ..stream import Stream
 
 __all__ = ("EVENT_STREAM", "JSON", "ErrorResponse", "Headers", "JSONBody", "StreamResponse")
 

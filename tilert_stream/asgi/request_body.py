@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import BodyTooLarge, Cancelled, InvalidRequest
+from ..errors import BodyTooLarge, Cancelled, InvalidRequest
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope

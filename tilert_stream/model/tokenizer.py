@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import orjson
 from tokenizers import Tokenizer
 
-from .errors import InvalidRequest
+from ..errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tilert_stream.tokenizer import TextTokenizer
+from tilert_stream.model.tokenizer import TextTokenizer
 
 __all__ = ("EOS", "byte_tokenizer")
 

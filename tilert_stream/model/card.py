@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from .errors import ConfigError
-from .events import Sampling
+from ..errors import ConfigError
+from ..events import Sampling
 
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate

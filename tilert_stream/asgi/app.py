@@ -21,28 +21,28 @@ from typing import TYPE_CHECKING, Final
 from anyio import to_thread
 from starlette.routing import Route, Router
 
-from . import __version__
+from .. import __version__
+from ..errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
+from ..openai.chat import parse_chat
+from ..openai.completions import parse_completion
+from ..openai.encoding import dumps
+from ..openai.objects import model_list
+from ..stages.plain import EncodeJSON
+from ..stages.sse import EncodeSSE
 from .auth import KeyRing
-from .errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
-from .openai.chat import parse_chat
-from .openai.completions import parse_completion
-from .openai.encoding import dumps
-from .openai.objects import model_list
 from .request_body import read_body
 from .response import EVENT_STREAM, JSON, ErrorResponse, JSONBody, StreamResponse
-from .stages.plain import EncodeJSON
-from .stages.sse import EncodeSSE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from .events import GenerateRequest, TextDelta
-    from .model_card import ModelCard
-    from .openai.envelope import Envelope
+    from ..events import GenerateRequest, TextDelta
+    from ..model.card import ModelCard
+    from ..openai.envelope import Envelope
+    from ..service import Service
     from .response import Headers
-    from .service import Service
 
     Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
     Parse = Callable[[bytes, ModelCard], tuple[GenerateRequest, Envelope]]

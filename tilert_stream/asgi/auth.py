@@ -5,7 +5,7 @@ from __future__ import annotations
 from hmac import compare_digest
 from typing import TYPE_CHECKING
 
-from .errors import AuthenticationFailed
+from ..errors import AuthenticationFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
