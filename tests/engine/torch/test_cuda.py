@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -89,7 +88,7 @@ def test_a_draw_on_cuda_waits_for_nothing(sampling: Sampling) -> None:
     logits = torch.randn(300, device="cuda")
     sampler = Sampler(sampling)
     sampler.draw(logits, 0)
-    before = cast("int", torch.cuda.get_sync_debug_mode())
+    before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
         sampler.draw(logits, 1)
