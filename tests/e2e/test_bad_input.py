@@ -103,17 +103,22 @@ def assert_error(content: bytes, what: object) -> dict[str, Any]:
     return error
 
 
-async def assert_unharmed(client: Client, app: ScriptedApp) -> None:
+async def assert_it_goes_on(client: Client) -> None:
     for path, body in GOOD.items():
         status, content = await client.post(path, orjson.dumps(body))
         assert (status, orjson.loads(content)["usage"]["completion_tokens"]) == (200, 3)
+
+
+def assert_unharmed(app: ScriptedApp, caplog: pytest.LogCaptureFixture) -> None:
+    """Once the server has drained: an answer leaves before what it held goes back."""
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
     assert app.service.ledger.counts == {}
     assert app.decode_engine.busy == {}
 
 
 WRONG: Final[list[object]] = [
-    *(None, True, False, 0, -1, 5, 1.5, -1e308, 10**18, "", "5", "x" * 2000, "auto"),
-    *([], {}, [None], [[]], [{}], [""], ["a"] * 17, [-1], {"a": {}}, {"type": "text"}),
+    *(None, True, 0, -1, 1.5, -1e308, 10**18, "", "5", "x" * 2000),
+    *([], {}, [None], [[]], [{}], [""], ["a"] * 17, [-1], {"type": "text"}),
 ]
 
 
@@ -142,9 +147,9 @@ async def test_every_known_field_with_every_wrong_type(
                             "stream_options",
                         )
                         assert blamed.startswith((name, *others)), what
-            await assert_unharmed(client, app)
+            await assert_it_goes_on(client)
             assert client.reused == len(fields) * len(WRONG) + 1
-    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
+    assert_unharmed(app, caplog)
 
 
 def with_content(content: bytes) -> bytes:
@@ -199,9 +204,9 @@ async def test_no_json(serve: Serve, caplog: pytest.LogCaptureFixture, path: str
                 error = assert_error(content, name)
                 assert (name, error["param"]) == (name, None)
                 assert len(error["message"]) < 200
-            await assert_unharmed(client, app)
+            await assert_it_goes_on(client)
             assert client.reused == len(NOT_JSON) + 1
-    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
+    assert_unharmed(app, caplog)
 
 
 STRANGE: Final[dict[str, bytes]] = {
@@ -242,8 +247,8 @@ async def test_strange_json(serve: Serve, caplog: pytest.LogCaptureFixture, path
                 status, content = await client.post(path, body)
                 assert_answered(status, content, name, stream=False)
                 assert len(content) < 1000, name
-            await assert_unharmed(client, app)
-    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
+            await assert_it_goes_on(client)
+    assert_unharmed(app, caplog)
 
 
 async def test_headers_of_a_body_do_not_matter(serve: Serve) -> None:
