@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -40,7 +41,7 @@ class HoldBack(Pass):
 
 class CutsAtItems(Pass):
     def feed(self, item: TextDelta) -> Iterable[TextDelta]:
-        yield TextDelta(item.text + "|", item.ids)
+        yield replace(item, text=item.text + "|")
 
 
 class Counts(Pass):
@@ -89,7 +90,7 @@ class PassAwaiting:
 class CutsAwaiting:
     async def run(self, receive: Receive[TextDelta], send: Send[TextDelta]) -> None:
         async for item in receive:
-            await send(TextDelta(item.text + "|", item.ids))
+            await send(replace(item, text=item.text + "|"))
 
 
 class HidesAwaiting:
@@ -176,3 +177,36 @@ def test_inputs_and_join_of_ones_own() -> None:
 def test_steps_are_not_checked_here() -> None:
     with pytest.raises(TypeError, match="step is a step; transforms and stages are checked here"):
         assert_contract(Step())
+
+
+class ForgetsEnds:
+    def __init__(self, _scope: RequestScope) -> None:
+        """Keep no state."""
+
+    def feed(self, item: TextDelta) -> Iterable[TextDelta]:
+        yield TextDelta(item.text, item.ids)
+
+    def finish(self, _outcome: Finished) -> Iterable[TextDelta]:
+        return ()
+
+
+class LosesTheEnd:
+    def __init__(self, _scope: RequestScope) -> None:
+        self._held: list[TextDelta] = []
+
+    def feed(self, item: TextDelta) -> Iterable[TextDelta]:
+        self._held.append(item)
+        return ()
+
+    def finish(self, _outcome: Finished) -> Iterable[TextDelta]:
+        yield TextDelta("".join(delta.text for delta in self._held))
+
+
+def test_a_stage_that_forgets_where_its_tokens_end_is_found() -> None:
+    with pytest.raises(AssertionError, match="one end for each of its ids"):
+        assert_contract(ForgetsEnds)
+
+
+def test_a_stage_that_loses_tokens_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"of the tokens .* only"):
+        assert_contract(LosesTheEnd)

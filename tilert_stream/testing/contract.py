@@ -37,6 +37,12 @@ _TOKENS: Final = tuple(TokenBatch((n,)) for n in (72, 101, 108, 108, 111, 32, 11
 
 
 @dataclass(frozen=True)
+class _Text:
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True)
 class _Result:
     """What came out, in a form that does not depend on how it was cut."""
 
@@ -53,7 +59,7 @@ def assert_contract(
 ) -> None:
     """Check a transform or an awaiting stage against ``tilert_stream.abc``.
 
-    * what it holds back comes out at the end, so that nothing is lost;
+    * what it holds back comes out at the end: no token is lost, and each has its place in the text;
     * nothing comes after ``Finished``;
     * the joined output does not depend on how the input was cut into items;
     * a failed request stays failed;
@@ -98,6 +104,17 @@ def assert_contract(
         )
     for stop in range(len(items)):
         _assert_interleaved(link, request, run, items, stop)
+    if join is None and whole.outcome == success:
+        _assert_no_token_is_lost(link, items, whole.joined)
+
+
+def _assert_no_token_is_lost(link: Link, items: Sequence[object], joined: object) -> None:
+    given = [i for item in items if isinstance(item, TextDelta | TokenBatch) for i in item.ids]
+    kept = joined.ids if isinstance(joined, _Text) else None
+    assert kept is None or kept == given, (
+        f"{link.name}: of the tokens {given} only {kept} came out; a delta travels with its tokens,"
+        " and what is held back comes out in finish"
+    )
 
 
 def _assert_interleaved(
@@ -208,9 +225,17 @@ def _merge(items: Sequence[Any]) -> object:
     return type(first)().join(items)
 
 
+def _assert_attributed(delta: TextDelta) -> None:
+    edges = [0, *delta.ends, len(delta.text)]
+    assert len(delta.ends) == len(delta.ids), f"{delta}: one end for each of its ids"
+    assert edges == sorted(edges), f"{delta}: its ends rise, and lie within its text"
+
+
 def _join(items: list[Any]) -> object:
-    if all(isinstance(item, TextDelta) for item in items):
-        return "".join(item.text for item in items), [i for item in items for i in item.ids]
+    if items and all(isinstance(item, TextDelta) for item in items):
+        for delta in items:
+            _assert_attributed(delta)
+        return _Text("".join(d.text for d in items), [i for d in items for i in d.ids])
     if all(isinstance(item, TokenBatch) for item in items):
         return [token for item in items for token in item.ids]
     if all(isinstance(item, bytes) for item in items):
