@@ -40,6 +40,10 @@ class Llama:
         self.device = self.weights.device
         self._rope = RopeTable.build(self.config, max_seq_len, dtype=self.dtype, device=self.device)
         self._group = self.config.heads // self.config.kv_heads
+        if self.device.type == "cuda":
+            # cuDNN plans attention anew for every length of the cache: in bfloat16 each token at a
+            # new length took 50 to 60 ms on an H200, the other kernels take 8. For the process.
+            torch.backends.cuda.enable_cudnn_sdp(enabled=False)
 
     def buffer(self, *leading: int, positions: int) -> KVBuffer:
         """Room for ``positions`` tokens; ``leading`` dimensions (slots) come first."""

@@ -68,6 +68,13 @@ def test_cuda_gives_the_answers_of_the_cpu(path: Path, sampling: Sampling) -> No
 
 
 @needs_cuda
+def test_attention_is_not_planned_anew_for_every_length(path: Path) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
+    engines(path, "cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@needs_cuda
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_nan_on_cuda_leaves_the_device_usable(path: Path, sampling: Sampling) -> None:
     prefill_engine, decode_engine = engines(path, "cuda")
