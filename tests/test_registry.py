@@ -13,6 +13,7 @@ from tilert_stream.errors import (
 from tilert_stream.events import Finished, GenerateRequest, TextDelta, TokenBatch
 from tilert_stream.fusion import fuse
 from tilert_stream.pipeline import Pipeline
+from tilert_stream.registry import load
 from tilert_stream.scope import RequestScope
 from tilert_stream.testing import make_scope
 
@@ -129,3 +130,12 @@ def test_two_plugins_with_one_name() -> None:
 def test_a_reference_that_leads_nowhere(reference: str, message: str) -> None:
     with pytest.raises(StageLoadError, match=message):
         BASE.then(reference)
+
+
+def test_a_plugin_that_exits_on_import_is_told_as_a_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaves_on_import.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(StageLoadError, match="SystemExit: 3"):
+        load("leaves_on_import:Stage")

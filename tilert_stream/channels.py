@@ -4,12 +4,14 @@
 
     mailbox ─► pump [ transforms ] ─► channel ─► stage [ transforms ] ─► channel ─► … ─► reader
 
-Data flows left to right. A channel holds ``CAPACITY`` items; a full one suspends its sender, and
-so, stage by stage, whoever is on the left. ``Finished`` is the last item of every channel.
+Data flows left to right. A channel holds what ``CAPACITY`` sends came to; a full one suspends its
+sender, and so, stage by stage, whoever is on the left. What one send comes to stays together, and
+``Finished`` with the items before it: a failure is seen before anything is written for it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from anyio import EndOfStream, WouldBlock, create_memory_object_stream, create_task_group
@@ -43,8 +45,9 @@ def interrupted() -> Finished:
 class _Receive:
     """A stage's input: the items of a channel, without the end."""
 
-    def __init__(self, stream: MemoryObjectReceiveStream[object]) -> None:
+    def __init__(self, stream: MemoryObjectReceiveStream[list[object]]) -> None:
         self._stream = stream
+        self._ready: deque[object] = deque()
         self._outcome: Finished | None = None
 
     @property
@@ -57,7 +60,11 @@ class _Receive:
     async def __anext__(self) -> object:
         if self._outcome is not None:
             raise StopAsyncIteration
-        item = await self._stream.receive()
+        if self._ready:
+            await checkpoint()
+        else:
+            self._ready += await self._stream.receive()
+        item = self._ready.popleft()
         if isinstance(item, Finished):
             self._outcome = item
             raise StopAsyncIteration
@@ -68,7 +75,7 @@ class _Send:
     """A stage's output: through the transforms on its right, into the next channel."""
 
     def __init__(
-        self, chain: Chain[object, object], stream: MemoryObjectSendStream[object]
+        self, chain: Chain[object, object], stream: MemoryObjectSendStream[list[object]]
     ) -> None:
         self._chain = chain
         self._stream = stream
@@ -78,9 +85,9 @@ class _Send:
         out = self._chain.run([item])
         if ended is None and self._chain.outcome is not None:
             out.append(self._chain.outcome)
-        for each in out:
-            await self._stream.send(each)
-        if not out:
+        if out:
+            await self._stream.send(out)
+        else:
             await checkpoint()
 
 
@@ -97,7 +104,7 @@ class StageRunner(Generic[Out]):
         self._head = head
         self._segments = segments
         self._channels = [
-            create_memory_object_stream[object](CAPACITY) for _ in range(len(segments) + 1)
+            create_memory_object_stream[list[object]](CAPACITY) for _ in range(len(segments) + 1)
         ]
 
     async def run(self, produce: Callable[[], Awaitable[None]]) -> None:
@@ -136,9 +143,9 @@ class StageRunner(Generic[Out]):
         stream = self._channels[-1][1]
         items: list[object] = []
         try:
-            items.append(await stream.receive())
+            items += await stream.receive()
             while not isinstance(items[-1], Finished):
-                items.append(stream.receive_nowait())
+                items += stream.receive_nowait()
         except WouldBlock:
             return cast("list[Out]", items), None
         except EndOfStream:

@@ -117,7 +117,7 @@ class ServeConfig:
         Literal["torch", "scripted"],
         Option("Engine", "What computes tokens; 'scripted' answers without a model, for tests."),
     ] = "torch"
-    slots: Annotated[int, Option("Engine", "Requests decoded at once.", least=1)] = 4
+    slots: Annotated[int, Option("Engine", "Requests decoded at once.", least=1, most=4096)] = 4
     max_seq_len: Annotated[
         int | None,
         Option(
@@ -134,6 +134,7 @@ class ServeConfig:
             "Decode steps chained before their tokens are read back.",
             default="8 on a GPU; 1 on a CPU, where a chain saves nothing",
             least=1,
+            most=1024,
         ),
     ] = None
     threads: Annotated[

@@ -83,7 +83,7 @@ def _import(reference: str, path: str) -> object:
         raise StageLoadError(f"stage {reference!r}: {path!r} is not of the form 'module:attr'")
     try:
         target: object = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise StageLoadError(
             f"stage {reference!r}: importing {module_name!r} failed:"
             f" {type(error).__name__}: {error}"
