@@ -107,7 +107,7 @@ def test_options_of_the_environment_reach_the_server(
     ("arguments", "message"),
     [
         (["--port", "http"], "error: --port is 'http'; it must be an integer from 0 to 65535.\n"),
-        (["--slots", "0"], "error: --slots is '0'; it must be an integer of 1 or more.\n"),
+        (["--slots", "0"], "error: --slots is '0'; it must be an integer from 1 to 4096.\n"),
         (["--config", "none.toml"], "error: the configuration file none.toml cannot be read: "),
     ],
 )

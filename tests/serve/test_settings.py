@@ -205,7 +205,7 @@ def test_keys_of_the_file_may_have_dashes_and_lists() -> None:
         ("port = 1.5", "port in server.toml is 1.5; it must be an integer from 0 to 65535."),
         ("port = true", "port in server.toml is True; it must be an integer from 0 to 65535."),
         ("port = 70000", "port in server.toml is 70000; it must be an integer from 0 to 65535."),
-        ("slots = 0", "slots in server.toml is 0; it must be an integer of 1 or more."),
+        ("slots = 0", "slots in server.toml is 0; it must be an integer from 1 to 4096."),
         ("host = 1", "host in server.toml is 1; it must be text."),
         ("host = ''", "host in server.toml is ''; it must be text."),
         ("host = ['a']", "host in server.toml is ['a']; it must be text."),
