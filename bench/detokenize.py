@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from tilert_stream.events import TextDelta, TokenBatch
+from tilert_stream.model.tokenizer import TextTokenizer
 from tilert_stream.stages.detokenize import Detokenize, Detokenizer
 from tilert_stream.stages.stop import StopMatcher
-from tilert_stream.model.tokenizer import TextTokenizer
 
 TEXT = (
     "The quick brown fox jumps over the lazy dog; a stream ends when its last token exists.\n"
