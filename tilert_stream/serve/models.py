@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tilert_stream.errors import ConfigError
+from tilert_stream.events import Sampling
 from tilert_stream.model.card import ModelCard
 from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.model.tokenizer import TextTokenizer
@@ -23,6 +24,8 @@ __all__ = ("Model", "load_model")
 
 DEMO: Final = "demo"
 DEMO_NAME: Final = "smollm2-135m-instruct"
+DEMO_SAMPLING: Final = Sampling(temperature=0.2, top_p=0.9)
+"""What the model's card recommends; the GGUF file has no generation_config.json to say so."""
 LONGEST: Final = 4096
 """Tokens of a slot where nothing else is asked for: a slot's KV cache takes memory."""
 
@@ -61,9 +64,9 @@ def _torch(config: ServeConfig) -> Model:
     checkpoint = built.checkpoint
     tokenizer = TextTokenizer(checkpoint.tokenizer)
     template = checkpoint.chat_template
-    name = DEMO_NAME if config.model == DEMO else checkpoint.name
+    demo = config.model == DEMO
     card = ModelCard(
-        names=config.served_model_names or (name,),
+        names=config.served_model_names or (DEMO_NAME if demo else checkpoint.name,),
         tokenizer=tokenizer,
         max_seq_len=built.decode.max_seq_len,
         vocab_size=checkpoint.config.vocab_size,
@@ -72,7 +75,7 @@ def _torch(config: ServeConfig) -> Model:
             None if template is None else ChatTemplate(template, checkpoint.special_tokens)
         ),
         eos_ids=checkpoint.eos_ids,
-        default_sampling=checkpoint.default_sampling,
+        default_sampling=DEMO_SAMPLING if demo else checkpoint.default_sampling,
     )
     return Model(card, tokenizer, built.prefill, built.decode)
 
