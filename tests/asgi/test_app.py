@@ -428,3 +428,34 @@ async def test_a_long_body_is_parsed_beside_the_event_loop(
             assert (await request_to(app, body=body).run()).status == 200
     assert threads[0] == threading.get_ident()
     assert threads[1] != threading.get_ident()
+
+
+@pytest.mark.parametrize("content", ["", "Four."])
+async def test_met_02_thinking_is_streamed_as_it_is_produced_and_counted(
+    request_to: Request, content: str
+) -> None:
+    # Without an output parser a model's thinking is text like any other: the first token of any
+    # kind is the first chunk, and every token counts.
+    thinking = "<think>" + "2 and 2 ... " * 16 + "</think>"
+    said = (thinking + content).encode()
+    turns = 0
+    with Gate() as gate:
+
+        def hold_the_second_chain(turn: int) -> None:
+            nonlocal turns
+            turns = turn
+            if turn == 1:
+                gate.pass_through(turn)
+
+        app = ScriptedApp(Script(token=_says(*said, EOS), before_chain=hold_the_second_chain))
+        usage = {"max_tokens": 400, "stream_options": {"include_usage": True}}
+        exchange = request_to(app, body=STREAM | usage)
+        async with app.lifespan(), anyio.create_task_group() as tasks:
+            tasks.start_soon(exchange.run)
+            await gate.arrival()
+            await anyio.wait_all_tasks_blocked()
+            assert exchange.text == "<t", "what exists has left while the model still thinks"
+            gate.open()
+    assert exchange.text == thinking + content
+    assert exchange.events[-1]["usage"]["completion_tokens"] == len(said) + 1
+    assert turns > 1
