@@ -20,6 +20,7 @@ from tilert_stream.serve.demo_model import SMOLLM2, WheelFile, locate, obtain
 if TYPE_CHECKING:
     from pathlib import Path
 
+USERS_CACHE = os.environ.get("TILERT_STREAM_CACHE")  # the tests themselves are given others
 CONTENT = b"GGUF" + bytes(range(256)) * 100
 SOURCE = WheelFile(
     requirement="toy-model==1.0",
@@ -261,7 +262,10 @@ def test_the_pinned_file_is_the_apache_licensed_one() -> None:
 
 @pytest.mark.model
 def test_the_cached_model_is_the_pinned_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TILERT_STREAM_CACHE")
+    if USERS_CACHE is None:
+        monkeypatch.delenv("TILERT_STREAM_CACHE")
+    else:
+        monkeypatch.setenv("TILERT_STREAM_CACHE", USERS_CACHE)
     path = locate()
     assert path is not None, f"the demo model is missing; {demo_model.COMMAND} brings it"
     with path.open("rb") as file:
