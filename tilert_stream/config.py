@@ -96,7 +96,12 @@ class ServeConfig:
         Literal["asyncio", "trio"], Option("Listen", "Which event loop runs the server.")
     ] = "asyncio"
     uvloop: Annotated[
-        bool, Option("Listen", "Whether uvloop, where it is installed, runs the asyncio backend.")
+        bool,
+        Option(
+            "Listen",
+            "Whether uvloop, where it is installed, runs the asyncio backend.",
+            default="it does",
+        ),
     ] = True
 
     model: Annotated[
@@ -201,9 +206,10 @@ class ServeConfig:
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Option("Log", "Least level that is logged.")
     ] = "info"
-    access_log: Annotated[bool, Option("Log", "Whether each request is logged, one line each.")] = (
-        True
-    )
+    access_log: Annotated[
+        bool,
+        Option("Log", "Whether each request is logged, one line each.", default="it is"),
+    ] = True
 
     stages: Annotated[
         tuple[StagePlacement, ...],

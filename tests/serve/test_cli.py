@@ -238,3 +238,15 @@ def test_option_names_are_those_of_the_fields() -> None:
         field.name.removesuffix("s") if field.name in singular else field.name
         for field in fields(ServeConfig)
     ]
+
+
+@pytest.mark.parametrize(("program", "offered"), [("__main__.py", False), ("tilert-stream", True)])
+def test_completion_is_offered_for_a_command_only(
+    program: str,
+    offered: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/{program}"])
+    assert exit_code("--help") == 0
+    assert ("--install-completion" in capsys.readouterr().out) is offered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,18 @@ def announce(address: Address, card: ModelCard) -> None:
 
 
 def describe(address: Address, card: ModelCard) -> str:
-    """The URL, the model's name, and a ``curl`` line that streams an answer."""
+    """The URL, the model's name, and a ``curl`` line that streams an answer.
+
+    The answer is greedy, so that it is the same at every try: a small model's samples may ramble
+    until the context is full.
+    """
     host, port = address
     if port is None:
-        where, target = f"Unix socket {host}", f"--unix-socket {host} http://localhost"
+        where = f"Unix socket {host}"
+        target = f"--unix-socket {shlex.quote(host)} http://localhost"
     else:
-        where = target = f"http://{_reachable(host)}:{port}"
+        target = f"http://{_reachable(host)}:{port}"
+        where = f"{target}/v1"
     prompt: dict[str, object]
     if card.chat_template is not None:
         path = "chat/completions"
@@ -33,9 +40,9 @@ def describe(address: Address, card: ModelCard) -> str:
     else:
         path = "completions"
         prompt = {"prompt": "The capital of France is", "max_tokens": 64}
-    body = json.dumps({**prompt, "stream": True}, separators=(",", ":"))
+    body = json.dumps({**prompt, "temperature": 0, "stream": True}, separators=(",", ":"))
     return (
-        f"Serving {card.names[0]} at {where}/v1\n\n"
+        f"Serving {card.names[0]} at {where}\n\n"
         f"  curl -N {target}/v1/{path} -H 'content-type: application/json' -d '{body}'\n\n"
     )
 

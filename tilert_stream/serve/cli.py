@@ -82,13 +82,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _program() -> str:
-    started_as = Path(sys.argv[0]).name
-    return "python -m tilert_stream.serve" if started_as == "__main__.py" else started_as
+    return "python -m tilert_stream.serve" if _run_as_module() else Path(sys.argv[0]).name
+
+
+def _run_as_module() -> bool:
+    return Path(sys.argv[0]).name == "__main__.py"
 
 
 def _command(role: Role) -> typer.Typer:
-    # Typer's own tracebacks print local variables, keys among them.
-    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app = typer.Typer(
+        pretty_exceptions_enable=False,  # Typer's own tracebacks print local variables, keys too
+        rich_markup_mode="rich",
+        add_completion=not _run_as_module(),  # a shell completes a command, not `python -m`
+    )
     others = ", ".join(name for name in ROLES if name != DEFAULT_ROLE)
     app.command(help=role.help, epilog=f"Other roles: {others}." if others else None)(
         _callback(role)
