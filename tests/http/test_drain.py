@@ -94,6 +94,66 @@ async def test_request_half_sent_is_served(serving: Serving, echo: ASGIApp) -> N
         assert answer.endswith(b"GET / ")
 
 
+async def test_who_waits_to_be_accepted_is_answered(serving: Serving, echo: ASGIApp) -> None:
+    """Connected and asked, both before the loop could look: closing would reset them."""
+    async with serving(echo) as running:
+        clients = [await running.connect() for _ in range(20)]
+        for client in clients[1:]:
+            client.sock.send(GET)
+        running.server.drain()
+        assert await clients[0].rest() == b""
+        for client in clients[1:]:
+            answer = await client.rest()
+            assert b"\r\nconnection: close\r\n" in answer.lower()
+            assert answer.endswith(b"GET / ")
+        assert running.server.statistics().accepted_total == 20
+
+
+async def test_who_waits_for_a_free_place_is_answered(serving: Serving, echo: ASGIApp) -> None:
+    settings = ServerSettings(port=0, lifespan="off", max_connections=1)
+    async with serving(echo, settings) as running:
+        clients = [await running.connect() for _ in range(3)]
+        for client in clients:
+            client.sock.send(GET)
+        await anyio.wait_all_tasks_blocked()
+        running.server.drain()
+        answers = [await client.rest() for client in clients[1:]]
+        assert all(answer.endswith(b"GET / ") for answer in answers)
+
+
+async def test_request_that_has_just_come_to_an_idle_connection_is_answered(
+    serving: Serving, echo: ASGIApp
+) -> None:
+    async with serving(echo) as running:
+        client = await running.connect()
+        await client.get()
+        client.sock.send(GET)
+        running.server.drain()
+        assert (await client.rest()).endswith(b"GET / ")
+
+
+async def test_drain_delay_serves_on_without_readiness(echo: ASGIApp) -> None:
+    """Until the delay is over, or somebody cuts it short, nothing but the readiness changes."""
+    ready = [True]
+    settings = ServerSettings(port=0, lifespan="off", drain_delay=1000)
+    server = Server(echo, settings, on_drain=ready.clear)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            (host, port), *_ = await group.start(server.serve)
+            assert isinstance(port, int)
+            server.drain()
+            server.drain()
+            assert server.draining
+            assert not ready
+            async with await anyio.connect_tcp(host, port) as stream:
+                for _ in range(2):
+                    await stream.send(GET)
+                    assert b"connection: close" not in (await stream.receive()).lower()
+                server.drain(at_once=True)
+                with pytest.raises(anyio.EndOfStream):
+                    await stream.receive()
+
+
 async def test_cut_ends_the_drain(serving: Serving) -> None:
     app = Gate(before=False)
     async with serving(app) as running:

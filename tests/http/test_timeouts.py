@@ -157,6 +157,28 @@ async def test_answer_that_outlives_the_drain_is_cut(serving: Serving) -> None:
         assert cancelled == [pytest.approx(began + 16 * HOUR, abs=10)]
 
 
+async def test_drain_begins_after_its_delay(serving: Serving, echo: ASGIApp) -> None:
+    settings = ServerSettings(port=0, lifespan="off", idle_timeout=None, drain_delay=HOUR)
+    async with serving(echo, settings, limit=None) as running:
+        client = await running.connect()
+        await client.get()
+        began = anyio.current_time()
+        running.server.drain()
+        assert await client.rest() == b""
+        assert anyio.current_time() - began == pytest.approx(HOUR, abs=10)
+
+
+async def test_empty_lines_keep_no_connection_open(serving: Serving, echo: ASGIApp) -> None:
+    async with serving(echo, SETTINGS, limit=None) as running:
+        client = await running.connect()
+        began = anyio.current_time()
+        for _ in range(3):
+            await anyio.sleep(HOUR)
+            await client.send(b"\r\n")
+        assert await client.rest() == b""
+        assert anyio.current_time() - began == pytest.approx(4 * HOUR, abs=10)
+
+
 async def test_closing_connection_reads_on_for_a_while_only(
     serving: Serving, echo: ASGIApp
 ) -> None:

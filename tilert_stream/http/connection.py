@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,15 @@ from .errors import (
 from .exchange import Exchange
 from .refusal import refusal, refusal_for
 from .scope import check_head, http_scope
-from .sockets import SocketWriter, close, end_output, receive_some, reset, wait_delivered
+from .sockets import (
+    SocketWriter,
+    close,
+    end_output,
+    receive_ready,
+    receive_some,
+    reset,
+    wait_delivered,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -75,7 +84,8 @@ class Connection:
         self._state = state
         self._name = f"{client[0]}:{client[1]}" if client else "unix"
         self._writer = SocketWriter(sock, settings.write_stall_timeout)
-        self._conn = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.max_header_bytes)
+        self._conn = self._parser()
+        self._half_line = b""
         self._idle: anyio.CancelScope | None = None
         self._input_ended = False
         self._resets = False
@@ -153,13 +163,10 @@ class Connection:
 
         :raises ~tilert_stream.errors.TilertStreamError: what came is no request that we serve.
         """
-        settings = self._settings
-        begun = bool(self._conn.trailing_data[0])
-        if self._ledger.draining:
+        if not await self._wait_for_begin():
             return None
-        with anyio.CancelScope() as scope:
-            self._idle = None if begun else scope
-            _limit(scope, settings.header_timeout if begun else settings.idle_timeout)
+        settings = self._settings
+        with anyio.move_on_after(settings.header_timeout):
             while True:
                 try:
                     event = self._conn.next_event()
@@ -168,22 +175,56 @@ class Connection:
                         raise ClientGone("the client closed the connection in a request") from error
                     raise refusal_for(error, settings.max_header_bytes) from error
                 if isinstance(event, h11.Request):
-                    self._idle = None
                     return event
                 if isinstance(event, h11.ConnectionClosed):
                     return None
                 data = await receive_some(self._sock)
                 self._input_ended = not data
                 self._conn.receive_data(data)
-                if not begun and data:
-                    begun = True
-                    self._idle = None
-                    _limit(scope, settings.header_timeout)
-        if not begun or self._ledger.draining:
-            return None
         raise RequestTimeout(
             f"The headers were not complete after {settings.header_timeout} s; send them at once."
         )
+
+    async def _wait_for_begin(self) -> bool:
+        """Wait for the first byte of a request; False: there will be none."""
+        left, _ = self._conn.trailing_data
+        if left[:1] != b"\r":
+            if left:
+                return True
+        else:
+            # h11 has no way to drop what it has taken in.
+            self._conn = self._parser()
+            if self._feed(left):
+                if self._input_ended:
+                    self._conn.receive_data(b"")
+                return True
+        with anyio.CancelScope() as self._idle:
+            _limit(self._idle, self._settings.idle_timeout)
+            while not self._ledger.draining:
+                data = await receive_some(self._sock)
+                self._input_ended = not data
+                if self._input_ended or self._feed(data):
+                    self._idle = None
+                    return not self._input_ended
+        self._idle = None
+        # The drain closes idle connections; a request that has just come would get a reset.
+        ready = receive_ready(self._sock) if self._ledger.draining else None
+        return ready is not None and self._feed(ready)
+
+    def _feed(self, data: bytes) -> bool:
+        """Give h11 what came before a request has begun; whether it has by now.
+
+        Empty lines in front are dropped: broken clients end a body with one (RFC 9112, 2.2).
+        """
+        data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
+        self._half_line = data if data == b"\r" else b""
+        if self._half_line or not data:
+            return False
+        self._conn.receive_data(data)
+        return True
+
+    def _parser(self) -> h11.Connection:
+        return h11.Connection(h11.SERVER, max_incomplete_event_size=self._settings.max_header_bytes)
 
     def _begin_record(self, request: h11.Request) -> AccessRecord:
         line = b"%b %b HTTP/%b" % (request.method, request.target, request.http_version)
@@ -234,7 +275,7 @@ class Connection:
             keep = failure is None and self._conn.states == _BOTH_DONE and exchange.gone is None
             if not keep and not exchange.input_clean:
                 await self._linger()
-            return keep and not self._ledger.draining
+            return keep
         if exchange.refused is not None and not exchange.head_left:
             await self._refuse(exchange.refused, record, head_only=head_only)
         elif exchange.refused is None and exchange.gone is not None:
@@ -291,6 +332,8 @@ class Connection:
                     return
                 unread -= len(data)
 
+
+_EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
 
 _BOTH_DONE = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
 

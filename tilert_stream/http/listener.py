@@ -7,9 +7,10 @@ import logging
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from .errors import BindFailed
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from .scope import Address
     from .settings import ServerSettings
 
-__all__ = ("accept_forever", "address_of", "bind", "unlink")
+__all__ = ("Take", "accept_forever", "accept_waiting", "address_of", "bind", "unlink")
+
+Take: TypeAlias = "Callable[[socket.socket, Address | None], None]"
+"""Becomes the owner of an accepted socket, whose peer has that address."""
 
 logger = logging.getLogger("tilert_stream.http")
 
@@ -120,20 +124,14 @@ async def accept_forever(
     listener: socket.socket,
     ledger: Ledger,
     max_connections: int | None,
-    take: Callable[[socket.socket, Address | None], None],
+    take: Take,
 ) -> None:
     """Hand every new connection, non-blocking and without Nagle's delay, to ``take``."""
     while True:
         await anyio.wait_readable(listener)
         try:
             while max_connections is None or len(ledger.members) < max_connections:
-                sock, name = listener.accept()
-                sock.settimeout(0)
-                client: Address | None = None
-                if sock.family != socket.AF_UNIX:
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    client = (name[0], name[1])
-                take(sock, client)
+                take(*_accept(listener))
             await ledger.wait_leave()
         except BlockingIOError:
             continue
@@ -145,3 +143,32 @@ async def accept_forever(
             else:
                 # The client left between its SYN and our accept.
                 logger.info("A connection broke while it was accepted: %s", error)
+
+
+async def accept_waiting(
+    listener: socket.socket, ledger: Ledger, settings: ServerSettings, take: Take
+) -> None:
+    """Take in who connected before the drain; closing the listener would reset them all.
+
+    At most a full backlog of them: new clients that keep coming must not hold up the drain.
+    """
+    await anyio.lowlevel.checkpoint()
+    limit = settings.max_connections
+    for _ in range(settings.backlog):
+        while limit is not None and len(ledger.members) >= limit:
+            await ledger.wait_leave()
+        try:
+            take(*_accept(listener))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            logger.info("A connection broke while it was accepted: %s", error)
+
+
+def _accept(listener: socket.socket) -> tuple[socket.socket, Address | None]:
+    sock, name = listener.accept()
+    sock.settimeout(0)
+    if sock.family == socket.AF_UNIX:
+        return sock, None
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock, (name[0], name[1])

@@ -2,8 +2,9 @@
 
 ::
 
-    lifespan startup ─► bind ─► accept ─► drain: stop accepting, close idle connections,
-    let answers in flight end ─► cut what is left ─► lifespan shutdown
+    lifespan startup ─► bind ─► accept ─► readiness off, a delay ─► drain: take in who has
+    connected already, stop accepting, close idle connections, let answers in flight end
+    ─► cut what is left ─► lifespan shutdown
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import anyio.abc
 from .connection import Connection
 from .ledger import Ledger
 from .lifespan import lifespan
-from .listener import accept_forever, address_of, bind, unlink
+from .listener import accept_forever, accept_waiting, address_of, bind, unlink
 from .sockets import close
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from .ledger import ServerStatistics
+    from .listener import Take
     from .scope import Address
     from .settings import ServerSettings
 
@@ -55,6 +57,7 @@ class Server:
         self._settings = settings
         self._on_drain = on_drain
         self._ledger = Ledger()
+        self._leaving = anyio.Event()
         self._drain = anyio.Event()
         self._scope: anyio.CancelScope | None = None
         self._cut = False
@@ -66,25 +69,33 @@ class Server:
 
     @property
     def draining(self) -> bool:
-        """Whether the drain has begun."""
-        return self._ledger.draining
+        """Whether the drain has been asked for; it begins ``drain_delay`` later."""
+        return self._leaving.is_set()
 
     def statistics(self) -> ServerStatistics:
         """Connections and requests: now, and since the server was made."""
         return self._ledger.statistics()
 
-    def drain(self) -> None:
-        """Stop accepting, let answers in flight end, then let ``serve`` return. Idempotent."""
-        if self._ledger.draining:
-            return
-        if self._on_drain is not None:
-            self._on_drain()
-        self._ledger.drain()
-        self._drain.set()
+    def drain(self, *, at_once: bool = False) -> None:
+        """Stop accepting, let answers in flight end, then let ``serve`` return. Idempotent.
+
+        :param at_once: without ``drain_delay``.
+        """
+        if not self._leaving.is_set():
+            if self._on_drain is not None:
+                self._on_drain()
+            self._leaving.set()
+        if at_once or not self._settings.drain_delay:
+            self._begin_drain()
+
+    def _begin_drain(self) -> None:
+        if not self._ledger.draining:
+            self._ledger.drain()
+            self._drain.set()
 
     def cut(self) -> None:
         """End the drain now: what is still being answered is cut."""
-        self.drain()
+        self.drain(at_once=True)
         self._cut = True
         if self._scope is not None:
             self._scope.cancel()
@@ -122,8 +133,11 @@ class Server:
                     await self._accept_until_drain(listeners, state, connections, task_status)
                     for listener in listeners:
                         await unlink(listener)
-                        close(listener)
                     with anyio.move_on_after(self._settings.drain_timeout):
+                        for listener in listeners:
+                            take = self._taker(listener, state, connections)
+                            await accept_waiting(listener, self._ledger, self._settings, take)
+                            close(listener)
                         await self._ledger.wait_empty()
                     if self.connections:
                         logger.warning("Cutting %d connections still in use.", self.connections)
@@ -142,22 +156,35 @@ class Server:
     ) -> None:
         async with anyio.create_task_group() as acceptors:
             for listener in listeners:
-                address = address_of(listener)
-
-                def take(
-                    sock: socket.socket, client: Address | None, address: Address = address
-                ) -> None:
-                    connection = Connection(
-                        sock, client, address, self._app, self._settings, self._ledger, state
-                    )
-                    connections.start_soon(connection.run)
-
                 acceptors.start_soon(
-                    accept_forever, listener, self._ledger, self._settings.max_connections, take
+                    accept_forever,
+                    listener,
+                    self._ledger,
+                    self._settings.max_connections,
+                    self._taker(listener, state, connections),
                 )
             task_status.started([address_of(listener) for listener in listeners])
-            await self._drain.wait()
+            await self._leaving.wait()
+            with anyio.move_on_after(self._settings.drain_delay):
+                await self._drain.wait()
+            self._begin_drain()
             acceptors.cancel_scope.cancel()
+
+    def _taker(
+        self,
+        listener: socket.socket,
+        state: dict[str, object] | None,
+        connections: anyio.abc.TaskGroup,
+    ) -> Take:
+        address = address_of(listener)
+
+        def take(sock: socket.socket, client: Address | None) -> None:
+            connection = Connection(
+                sock, client, address, self._app, self._settings, self._ledger, state
+            )
+            connections.start_soon(connection.run)
+
+        return take
 
 
 async def serve(

@@ -47,6 +47,9 @@ class ServerSettings:
     """Of a connection without a request."""
     write_stall_timeout: float | None = 30.0
     """Without the client taking a byte, while there are some for it."""
+    drain_delay: float = 0.0
+    """Between readiness turning false and the drain: until then everybody is served as before, so
+    that a balancer has time to look elsewhere."""
     drain_timeout: float | None = 30.0
     """What answers in flight are given to end, once the drain has begun."""
     linger_timeout: float = 2.0
@@ -81,6 +84,7 @@ _TIMES = (
     "body_timeout",
     "idle_timeout",
     "write_stall_timeout",
+    "drain_delay",
     "drain_timeout",
     "linger_timeout",
     "shutdown_timeout",

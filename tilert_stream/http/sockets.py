@@ -18,7 +18,15 @@ import anyio.lowlevel
 
 from .errors import ClientGone, WriteStalled
 
-__all__ = ("SocketWriter", "close", "end_output", "receive_some", "reset", "wait_delivered")
+__all__ = (
+    "SocketWriter",
+    "close",
+    "end_output",
+    "receive_ready",
+    "receive_some",
+    "reset",
+    "wait_delivered",
+)
 
 READ_BYTES = 64 * 1024
 FAIR_BYTES = 256 * 1024
@@ -108,6 +116,19 @@ class SocketWriter:
             raise self._failure
 
 
+def receive_ready(sock: socket.socket) -> bytes | None:
+    """What can be read without waiting: bytes, empty at the end of the input, None for nothing.
+
+    :raises ClientGone: the connection was reset.
+    """
+    try:
+        return sock.recv(READ_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        raise ClientGone(f"reading failed: {error}") from error
+
+
 async def receive_some(sock: socket.socket) -> bytes:
     """Wait for bytes; empty at the end of the input.
 
@@ -115,12 +136,9 @@ async def receive_some(sock: socket.socket) -> bytes:
     """
     while True:
         await anyio.wait_readable(sock)
-        try:
-            return sock.recv(READ_BYTES)
-        except BlockingIOError:
-            continue
-        except OSError as error:
-            raise ClientGone(f"reading failed: {error}") from error
+        data = receive_ready(sock)
+        if data is not None:
+            return data
 
 
 def end_output(sock: socket.socket) -> None:
