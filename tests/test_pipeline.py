@@ -9,11 +9,12 @@ from tilert_stream.abc import Receive, Send
 from tilert_stream.errors import (
     PipelineError,
 )
-from tilert_stream.events import Finished, GenerateRequest, TokenBatch
+from tilert_stream.events import Finished, GenerateRequest, TextDelta, TokenBatch
 from tilert_stream.lease import Ledger
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.scope import RequestScope
 from tilert_stream.testing import make_request
+from tilert_stream.testing.apps import ScriptedApp
 
 REQUEST = make_request()
 LENGTH = Finished("length")
@@ -204,3 +205,23 @@ async def test_an_object_serves_every_request() -> None:
     pipeline = BASE.then(Spell).then(Loud())
     assert (await answer(pipeline))[0][-1] == "[10, LENGTH]"
     assert (await answer(pipeline))[0][-1] == "[10, LENGTH]"
+
+
+class TakesText:
+    def __init__(self, _scope: RequestScope) -> None: ...
+
+    def feed(self, item: TextDelta) -> Iterable[TextDelta]:
+        return (item,)
+
+    def finish(self, _outcome: Finished) -> Iterable[TextDelta]:
+        return ()
+
+
+def test_a_stage_placed_from_outside_must_fit_its_neighbours() -> None:
+    pipeline = ScriptedApp().service.pipeline
+    fits = pipeline.insert(TakesText, where="after", anchor="detokenize")
+    assert [link.name for link in fits][-2:] == ["takes_text", "stop_strings"]
+    with pytest.raises(
+        PipelineError, match="takes TextDelta and cannot follow decode, which gives"
+    ):
+        pipeline.insert(TakesText, where="after", anchor="decode")

@@ -188,6 +188,11 @@ class Pipeline(Generic[Out_co]):
         return render(self._links)
 
 
+_MESSAGES = frozenset(
+    {"GenerateRequest", "Reserved", "Prefilled", "KVReady", "TokenBatch", "TextDelta", "bytes"}
+)
+"""Types of which it is certain that one cannot stand for another; stages may annotate others."""
+
 _RANK = {Kind.STEP: 0, Kind.SOURCE: 1, Kind.TRANSFORM: 2, Kind.STAGE: 2}
 
 
@@ -199,6 +204,11 @@ def _check_order(links: tuple[Link, ...]) -> None:
                 f"{right.name} (a {right.kind.value}) cannot follow {left.name}"
                 f" (a {left.kind.value}): first come the steps, then one source, then transforms"
                 " and stages"
+            )
+        if {left.gives, right.takes} <= _MESSAGES and left.gives != right.takes:
+            raise PipelineError(
+                f"{right.name} takes {right.takes} and cannot follow {left.name}, which gives"
+                f" {left.gives}; place it elsewhere"
             )
     if links and _RANK[links[0].kind] == 2:
         raise PipelineError(

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from tilert_stream.config import ServeConfig
-from tilert_stream.errors import ConfigError
+from tilert_stream.config import ServeConfig, StagePlacement
+from tilert_stream.errors import ConfigError, StageNotFound
+from tilert_stream.serve import all_in_one
 from tilert_stream.serve.all_in_one import run
 
 
@@ -16,3 +17,13 @@ def test_trio_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"pip install 'tilert-stream\[trio\]'") as caught:
         run(ServeConfig(engine="scripted", backend="trio"))
     assert caught.value.param == "backend"
+
+
+def test_a_wrong_stage_is_told_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_model(_config: ServeConfig) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(all_in_one, "load_model", load_model)
+    config = ServeConfig(stages=(StagePlacement("no_such_stage", "after", "detokenize"),))
+    with pytest.raises(StageNotFound, match="no_such_stage"):
+        all_in_one.build_app(config)

@@ -15,6 +15,7 @@ import anyio
 from tilert_stream.asgi import App
 from tilert_stream.errors import ConfigError, EngineDied, TilertStreamError
 from tilert_stream.http import Server, ServerSettings, run_until_signalled
+from tilert_stream.link import make_link
 from tilert_stream.nodes.local import local_service
 
 from .announcement import announce
@@ -40,6 +41,8 @@ def build_app(config: ServeConfig) -> App:
     :raises ~tilert_stream.errors.ConfigError: the model cannot be served.
     :raises ~tilert_stream.errors.PipelineError: a stage is not found, or cannot stand there.
     """
+    for stage in config.stages:
+        make_link(stage.use)  # a wrong name is told before a model is loaded
     model = load_model(config)
     service = local_service(
         model.prefill,
