@@ -10,7 +10,7 @@ from tilert_stream.errors import (
     StageLoadError,
     StageNotFound,
 )
-from tilert_stream.events import Finished, GenerateRequest, TextDelta, TokenBatch
+from tilert_stream.events import Finished, GenerateRequest, TextDelta
 from tilert_stream.fusion import fuse
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.registry import load
@@ -19,7 +19,7 @@ from tilert_stream.testing import make_scope
 
 
 class Emit:
-    async def produce(self, item: GenerateRequest, scope: RequestScope) -> TokenBatch | None:
+    async def produce(self, item: GenerateRequest, scope: RequestScope) -> TextDelta | None:
         return None
 
 
