@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ from .sockets import (
     reset,
     wait_delivered,
 )
+from .tls import handshake
 
 if TYPE_CHECKING:
     import socket
@@ -94,6 +96,7 @@ class Connection:
     async def run(self) -> None:
         """Serve requests until the connection ends; never raises for what client or app do."""
         try:
+            await handshake(self._sock, self._settings.header_timeout)
             while await self._serve_one():
                 self._conn.start_next_cycle()
         except ClientGone as error:
@@ -132,6 +135,7 @@ class Connection:
                 client=self._client,
                 server=self._server,
                 root_path=self._settings.root_path,
+                secure=isinstance(self._sock, ssl.SSLSocket),
                 state=self._state,
             )
             exchange = self._exchange(request, record)

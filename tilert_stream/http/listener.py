@@ -69,6 +69,8 @@ def _bind_all(
             bound.append(sock)
             sock.settimeout(0)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if settings.reuse_port:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 # Only "::" takes IPv4 clients in: a name may resolve to both families.
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, settings.host != "::")

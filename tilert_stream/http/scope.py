@@ -63,10 +63,12 @@ def http_scope(
     client: Address | None,
     server: Address | None,
     root_path: str,
+    secure: bool,
     state: dict[str, object] | None,
 ) -> Scope:
     """Make the scope of one request.
 
+    :param secure: it came by TLS.
     :param state: what the app's lifespan has left for requests, copied; None: no lifespan.
     :raises MalformedRequest: the target is neither a path, an absolute URL nor ``*``.
     """
@@ -85,7 +87,7 @@ def http_scope(
         "asgi": ASGI_VERSION,
         "http_version": request.http_version.decode("ascii"),
         "method": request.method.decode("ascii"),
-        "scheme": "http",
+        "scheme": "https" if secure else "http",
         "path": root_path + unquote(raw_path.decode("ascii")),
         "raw_path": root_path.encode("ascii") + raw_path,
         "query_string": query,

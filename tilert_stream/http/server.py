@@ -22,9 +22,11 @@ from .ledger import Ledger
 from .lifespan import lifespan
 from .listener import accept_forever, accept_waiting, address_of, bind, unlink
 from .sockets import close
+from .tls import server_context, wrap
 
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Callable, Generator, Sequence
 
     from starlette.types import ASGIApp
@@ -56,6 +58,7 @@ class Server:
         self._app = app
         self._settings = settings
         self._on_drain = on_drain
+        self._tls: ssl.SSLContext | None = None
         self._ledger = Ledger()
         self._leaving = anyio.Event()
         self._drain = anyio.Event()
@@ -109,7 +112,9 @@ class Server:
 
         :raises StartupFailed: the app's lifespan refused to start.
         :raises BindFailed: the address cannot be had.
+        :raises ~tilert_stream.errors.ConfigError: the certificate cannot be used.
         """
+        self._tls = await server_context(self._settings)
         with _without_groups():
             async with lifespan(self._app, self._settings) as state:
                 listeners = await bind(self._settings)
@@ -179,6 +184,8 @@ class Server:
         address = address_of(listener)
 
         def take(sock: socket.socket, client: Address | None) -> None:
+            if self._tls is not None:
+                sock = wrap(sock, self._tls)
             connection = Connection(
                 sock, client, address, self._app, self._settings, self._ledger, state
             )

@@ -24,6 +24,12 @@ class ServerSettings:
     """0: any free port, the same one for every address of ``host``."""
     uds: str | None = None
     """Path of a Unix socket to listen on, in place of ``host`` and ``port``."""
+    ssl_certfile: str | None = None
+    """PEM file of the certificate and those of its issuers; set, the server speaks TLS only."""
+    ssl_keyfile: str | None = None
+    """PEM file of its private key, without a passphrase; None: it stands in ``ssl_certfile``."""
+    reuse_port: bool = False
+    """Whether other processes may listen on the same port: the kernel spreads the connections."""
     backlog: int = 2048
     root_path: str = ""
     """The prefix under which a proxy publishes the app."""
@@ -40,7 +46,7 @@ class ServerSettings:
     """Bytes after a request, read while it is answered; more closes the connection."""
 
     header_timeout: float | None = 10.0
-    """From the first byte of a request to the end of its headers."""
+    """From the first byte of a request to the end of its headers; also for the TLS handshake."""
     body_timeout: float | None = 30.0
     """Without one byte of a body that is not complete."""
     idle_timeout: float | None = 75.0
@@ -66,6 +72,11 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be from 0 to 65535.", param="port")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError(
+                "ssl_keyfile is given without ssl_certfile; give the certificate too.",
+                param="ssl_certfile",
+            )
         for name in ("backlog", "max_connections", "max_header_bytes"):
             self._at_least(name, 1)
         for name in ("max_body_bytes", "max_pipelined_bytes"):

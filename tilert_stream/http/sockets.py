@@ -1,4 +1,4 @@
-"""Bytes in and out of one non-blocking socket.
+"""Bytes in and out of one non-blocking socket, with TLS or without.
 
 A write is ``sock.send``; only when the kernel takes no more does it wait, and only then are a
 cancel scope and a stall timer paid for. A read waits first: between requests nothing is there.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import socket
+import ssl
 import struct
 import sys
 import termios
@@ -17,6 +18,7 @@ import anyio
 import anyio.lowlevel
 
 from .errors import ClientGone, WriteStalled
+from .tls import say_goodbye
 
 __all__ = (
     "SocketWriter",
@@ -85,7 +87,7 @@ class SocketWriter:
             raise self._failure
         try:
             return self._sock.send(data)
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError):
             return 0
         except OSError as error:
             self._failure = ClientGone(f"writing failed: {error}")
@@ -123,8 +125,11 @@ def receive_ready(sock: socket.socket) -> bytes | None:
     """
     try:
         return sock.recv(READ_BYTES)
-    except BlockingIOError:
+    except (BlockingIOError, ssl.SSLWantReadError):
         return None
+    except ssl.SSLZeroReturnError:
+        # Both sides have said goodbye.
+        return b""
     except OSError as error:
         raise ClientGone(f"reading failed: {error}") from error
 
@@ -143,26 +148,34 @@ async def receive_some(sock: socket.socket) -> bytes:
 
 def end_output(sock: socket.socket) -> None:
     """Let the client read the end of the stream; what it sends can still be read."""
+    say_goodbye(sock)
     # The connection may have been reset in the meantime: then there is nobody to tell.
     with suppress(OSError):
-        sock.shutdown(socket.SHUT_WR)
+        # Not SSLSocket's own, which forgets its keys: what comes could be read no more.
+        socket.socket.shutdown(sock, socket.SHUT_WR)
 
 
 def close(sock: socket.socket) -> None:
     """Close; what was written still reaches the client, followed by the end of the stream."""
     if sock.fileno() != -1:
-        anyio.notify_closing(sock)
-        sock.close()
+        say_goodbye(sock)
+        _close(sock)
+
+
+def _close(sock: socket.socket) -> None:
+    anyio.notify_closing(sock)
+    sock.close()
 
 
 def reset(sock: socket.socket) -> None:
     """Close so that a TCP client sees an error; what it has not acknowledged is lost.
 
-    A Unix socket knows no reset: there it is a close.
+    A Unix socket knows no reset: there it is a close. With TLS there is no ``close_notify``.
     """
-    if sock.fileno() != -1 and sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    close(sock)
+    if sock.fileno() != -1:
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        _close(sock)
 
 
 async def wait_delivered(sock: socket.socket, limit: float) -> None:
