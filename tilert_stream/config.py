@@ -92,6 +92,27 @@ class ServeConfig:
         str | None,
         Option("Listen", "Path of a Unix socket to listen on, in place of host and port."),
     ] = None
+    workers: Annotated[
+        int,
+        Option(
+            "Listen",
+            "Processes that share the port; more than 1 only for a role without an engine.",
+            least=1,
+            most=1024,
+        ),
+    ] = 1
+    ssl_certfile: Annotated[
+        Path | None,
+        Option("Listen", "PEM file of a certificate and its chain: TLS only.", default="no TLS"),
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None,
+        Option(
+            "Listen",
+            "PEM file of its key, without a passphrase.",
+            default="in the certificate's file",
+        ),
+    ] = None
     backend: Annotated[
         Literal["asyncio", "trio"], Option("Listen", "Which event loop runs the server.")
     ] = "asyncio"
@@ -163,9 +184,29 @@ class ServeConfig:
     max_body_bytes: Annotated[
         int, Option("Limits", "Bytes of a request body; more gets 413.", least=1)
     ] = 32 * 1024 * 1024
+    max_header_bytes: Annotated[
+        int, Option("Limits", "Bytes of a request line and headers; more gets 431.", least=1)
+    ] = 64 * 1024
+    max_connections: Annotated[
+        int | None,
+        Option(
+            "Limits",
+            "Open connections; further ones wait in the kernel until one closes.",
+            default="no limit",
+            least=1,
+        ),
+    ] = None
+    drain_delay: Annotated[
+        float,
+        Option(
+            "Limits",
+            "Seconds after SIGTERM in which /ready says no and all are served as before.",
+            least=0,
+        ),
+    ] = 0.0
     drain_timeout: Annotated[
         float,
-        Option("Limits", "Seconds that answers in flight are given after SIGTERM.", least=0),
+        Option("Limits", "Seconds that answers in flight are given to end, then.", least=0),
     ] = 30.0
 
     api_keys: Annotated[
@@ -186,6 +227,14 @@ class ServeConfig:
         float,
         Option("HTTP", "Seconds that a connection without a request stays open.", least=0),
     ] = 75.0
+    header_timeout: Annotated[
+        float,
+        Option("HTTP", "Seconds that the headers of a request, once begun, may take.", least=0),
+    ] = 10.0
+    body_timeout: Annotated[
+        float,
+        Option("HTTP", "Seconds that a request's body may pause.", least=0),
+    ] = 30.0
     write_stall_timeout: Annotated[
         float,
         Option("HTTP", "Seconds after which a client that takes nothing is dropped.", least=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +28,17 @@ def test_a_wrong_stage_is_told_before_the_model_is_loaded(monkeypatch: pytest.Mo
     config = ServeConfig(stages=(StagePlacement("no_such_stage", "after", "detokenize"),))
     with pytest.raises(StageNotFound, match="no_such_stage"):
         all_in_one.build_app(config)
+
+
+def test_more_workers_than_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="decode slots belong to one process") as caught:
+        run(ServeConfig(engine="scripted", workers=2))
+    assert caught.value.param == "workers"
+
+
+def test_a_key_without_its_certificate_is_told_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(all_in_one, "load_model", None)
+    with pytest.raises(ConfigError, match="ssl_certfile"):
+        run(ServeConfig(ssl_keyfile=Path("key.pem")))

@@ -22,6 +22,8 @@ from .announcement import announce
 from .models import load_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anyio.abc import TaskStatus
 
     from tilert_stream.config import ServeConfig
@@ -74,12 +76,20 @@ def run(config: ServeConfig) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
     )
+    if config.workers > 1:
+        raise ConfigError(
+            f"workers is {config.workers}; it must be 1 where the engine runs in this process: its"
+            " decode slots belong to one process, and each worker would load the model once more."
+            " Raise slots to decode more requests at once.",
+            param="workers",
+        )
     if config.backend == "trio" and find_spec("trio") is None:
         raise ConfigError(
             "backend is 'trio', and the package 'trio' is not installed; install it with:"
             " pip install 'tilert-stream[trio]', or use the asyncio backend.",
             param="backend",
         )
+    settings = _settings(config)
     app = build_app(config)
     if config.print_pipeline:
         sys.stdout.write(f"{app.service.pipeline}\n")
@@ -87,11 +97,11 @@ def run(config: ServeConfig) -> int:
     options: dict[str, Any] = {}
     if config.backend == "asyncio":
         options["use_uvloop"] = config.uvloop and find_spec("uvloop") is not None
-    return anyio.run(_serve, app, config, backend=config.backend, backend_options=options)
+    return anyio.run(_serve, app, settings, backend=config.backend, backend_options=options)
 
 
-async def _serve(app: App, config: ServeConfig) -> int:
-    server = Server(app, _settings(config), on_drain=app.service.drain)
+async def _serve(app: App, settings: ServerSettings) -> int:
+    server = Server(app, settings, on_drain=app.service.drain)
     failure: TilertStreamError | None = None
     async with anyio.create_task_group() as tasks:
 
@@ -104,10 +114,10 @@ async def _serve(app: App, config: ServeConfig) -> int:
         except TilertStreamError as error:  # raised before anything was served
             failure = error
         else:
-            announce(addresses[0], app.card)
+            announce(addresses[0], app.card, secure=settings.ssl_certfile is not None)
             failure = await app.service.died()
             logger.critical("%s", failure.message)
-            server.drain()
+            server.drain(at_once=True)
     if isinstance(failure, EngineDied):
         return ENGINE_DIED
     if failure is not None:
@@ -120,10 +130,21 @@ def _settings(config: ServeConfig) -> ServerSettings:
         host=config.host,
         port=config.port,
         uds=config.uds,
+        ssl_certfile=_text(config.ssl_certfile),
+        ssl_keyfile=_text(config.ssl_keyfile),
+        max_connections=config.max_connections,
+        max_header_bytes=config.max_header_bytes,
         max_body_bytes=config.max_body_bytes,
+        header_timeout=config.header_timeout,
+        body_timeout=config.body_timeout,
         idle_timeout=config.keep_alive_timeout,
         write_stall_timeout=config.write_stall_timeout,
+        drain_delay=config.drain_delay,
         drain_timeout=config.drain_timeout,
         allow_half_close=config.allow_half_close,
         access_log=config.access_log,
     )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -14,24 +14,27 @@ if TYPE_CHECKING:
 __all__ = ("announce", "describe")
 
 
-def announce(address: Address, card: ModelCard) -> None:
+def announce(address: Address, card: ModelCard, *, secure: bool = False) -> None:
     """Print ``describe`` to stdout at once, also into a pipe."""
-    sys.stdout.write(describe(address, card))
+    sys.stdout.write(describe(address, card, secure=secure))
     sys.stdout.flush()
 
 
-def describe(address: Address, card: ModelCard) -> str:
+def describe(address: Address, card: ModelCard, *, secure: bool = False) -> str:
     """The URL, the model's name, and a ``curl`` line that streams an answer.
 
     The answer is greedy, so that it is the same at every try: a small model's samples may ramble
     until the context is full.
+
+    :param secure: by TLS.
     """
+    scheme = "https" if secure else "http"
     host, port = address
     if port is None:
         where = f"Unix socket {host}"
-        target = f"--unix-socket {shlex.quote(host)} http://localhost"
+        target = f"--unix-socket {shlex.quote(host)} {scheme}://localhost"
     else:
-        target = f"http://{_reachable(host)}:{port}"
+        target = f"{scheme}://{_reachable(host)}:{port}"
         where = f"{target}/v1"
     prompt: dict[str, object]
     if card.chat_template is not None:
