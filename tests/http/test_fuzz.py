@@ -28,6 +28,32 @@ SOAK = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
+REQUESTS = [
+    b"GET /a?b=c HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    b"POST /a HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi",
+    b"HEAD / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\r\n",
+]
+
+PIECES = st.sampled_from(
+    [
+        *REQUESTS,
+        b"GET / HTTP/1.1\r\n",
+        b"Host: x\r\n",
+        b"Content-Length: 3\r\n",
+        b"Content-Length: 99999999999\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Connection: upgrade\r\nUpgrade: h2c\r\n",
+        b"Expect: 100-continue\r\n",
+        b"\r\n",
+        b"\n",
+        b"\x00",
+        b"ffffffffffffffffff\r\n",
+        b"0\r\n\r\n",
+    ]
+)
+
 
 async def read_to_end(client: Client) -> bytes:
     try:
