@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BYTE = families.tokenizer("BYTE")
 EOS = families.EOS
+LIMIT = 20
+"""Seconds after which a test that hangs fails; nothing waits for it otherwise."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -116,10 +118,11 @@ class Exchange:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Run beside the block; an end that does not come is cut off with the block's failure."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.run)
-            yield
+        """Run beside the block; what never comes fails the test instead of holding it."""
+        with anyio.fail_after(LIMIT):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.run)
+                yield
 
     async def until(self, text: str) -> None:
         """Wait until the streamed text is ``text``: all of it, and no more."""
