@@ -76,6 +76,16 @@ def batches(*sizes: int) -> Callable[[int], int]:
     return lambda turn: sizes[turn] if turn < len(sizes) else 1
 
 
+def at(turn: int, hook: Callable[[int], None]) -> Callable[[int], None]:
+    """Call ``hook`` before that turn only."""
+
+    def before_chain(number: int) -> None:
+        if number == turn:
+            hook(number)
+
+    return before_chain
+
+
 @dataclass
 class Exchange:
     """One request to an app; ``leave`` is the client's going away."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Any, Final
 
 import pytest
@@ -45,8 +46,13 @@ class Case:
     chat: bool = True
 
     @property
+    def prompt(self) -> bytes:
+        """A completion's ends inside a character."""
+        return b"abc" if self.chat else b"A\xf0\x9f"
+
+    @property
     def fields(self) -> dict[str, Any]:
-        prompt: dict[str, Any] = {} if self.chat else {"prompt": [65, 0xF0, 0x9F]}
+        prompt: dict[str, Any] = {} if self.chat else {"prompt": list(self.prompt)}
         return prompt | {
             "max_tokens": self.max_tokens,
             "min_tokens": self.min_tokens,
@@ -73,8 +79,13 @@ def whole_characters(spelled: bytes) -> str:
     return spelled[: len(spelled) - held].decode(errors="replace")
 
 
+def continuation(prompt: bytes, text: str) -> str:
+    """``text`` behind what it shares with the prompt's own."""
+    return text[len(commonprefix([prompt.decode(errors="replace"), text])) :]
+
+
 def oracle(case: Case) -> Said:
-    spelled, seen = b"", ""
+    spelled, seen = case.prompt, ""
     for count in range(1, case.max_tokens + 1):
         token = case.token(count - 1)
         early = count < case.min_tokens
@@ -85,6 +96,7 @@ def oracle(case: Case) -> Said:
             spelled += case.spelled(token)
         over = ends or count == case.max_tokens
         text = spelled.decode(errors="replace") if over else whole_characters(spelled)
+        text = continuation(case.prompt, text)
         if count > case.min_tokens:
             for end in range(len(seen) + 1, len(text) + 1):
                 found = [stop for stop in case.stop if text[:end].endswith(stop)]
@@ -191,6 +203,8 @@ def test_inv_1_streamed_and_plain_say_what_the_oracle_says(rig: Rig, case: Case)
         (Case((65, 0xF0, 0x9F, 66), max_tokens=4), Said("A\ufffdB", "length", 4)),
         (Case((65,)), Said("A", "stop", 2)),
         (Case((65, 66), stop_ids=(66,)), Said("A", "stop", 2, 66)),
+        (Case((0x8C, 0xB6, 66), chat=False), Said("🌶B", "stop", 4)),
+        (Case((66,), chat=False), Said("B", "stop", 2)),
     ],
 )
 def test_the_oracle_itself(case: Case, said: Said) -> None:

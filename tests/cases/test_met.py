@@ -139,7 +139,7 @@ class Cached(ScriptedPrefill):
 
     cached: int | None = None
 
-    def advance(self, run: Any) -> PrefillResult | None:
+    def advance(self, run: Any) -> Any:
         result = super().advance(run)
         return result and _Result(result, self.cached)
 

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.cases.asking import EOS, ByteApp, Said, ask, batches, exchange, says
+from tests.cases.asking import EOS, ByteApp, Said, ask, at, batches, exchange, says
 from tilert_engine.scripted import Script
 from tilert_stream.testing import Gate
 
 both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
-
-
-def at(turn: int, hook: Callable[[int], None]) -> Callable[[int], None]:
-    """Call ``hook`` before that turn only."""
-
-    def before_chain(number: int) -> None:
-        if number == turn:
-            hook(number)
-
-    return before_chain
 
 
 @both

@@ -14,6 +14,7 @@ from tests.cases.asking import (
     Exchange,
     Said,
     ask,
+    at,
     batches,
     exchange,
     says,
@@ -86,11 +87,7 @@ async def test_utf_04_bytes_that_no_character_has(stream: bool) -> None:
 
 async def test_utf_04_they_are_not_held() -> None:
     with Gate() as gate:
-        held_at = {7: gate.pass_through}
-        script = Script(
-            token=says(b"\x9f" * 500),
-            before_chain=lambda turn: held_at.get(turn, lambda _: None)(turn),
-        )
+        script = Script(token=says(b"\x9f" * 500), before_chain=at(7, gate.pass_through))
         app = ByteApp(script)
         async with app.lifespan():
             asked = exchange(app, {"max_tokens": 500}, stream=True)
