@@ -43,11 +43,16 @@ class ByteApp(App):
         prefill: ScriptedPrefill | None = None,
         decode: ScriptedDecode | None = None,
         max_seq_len: int = 4096,
+        queue_timeout: float = 30,
+        template: str = TEMPLATE,
     ) -> None:
         script = Script() if script is None else script
         self.decode_engine = decode or ScriptedDecode(script, slots=slots, max_seq_len=max_seq_len)
         service = local_service(
-            prefill or ScriptedPrefill(script, max_seq_len=max_seq_len), self.decode_engine, BYTE
+            prefill or ScriptedPrefill(script, max_seq_len=max_seq_len),
+            self.decode_engine,
+            BYTE,
+            queue_timeout=queue_timeout,
         )
         card = ModelCard(
             names=("byte",),
@@ -55,7 +60,7 @@ class ByteApp(App):
             max_seq_len=max_seq_len,
             vocab_size=BYTE.vocab_size,
             created=1_700_000_000,
-            chat_template=ChatTemplate(TEMPLATE),
+            chat_template=ChatTemplate(template),
             eos_ids=frozenset({EOS}),
         )
         super().__init__(service, card)
@@ -125,6 +130,9 @@ class Exchange:
             "server": ("127.0.0.1", 2),
         }
         await self.app(scope, self.receive, self.send)
+
+    def leave(self) -> None:
+        self.gone.set()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
