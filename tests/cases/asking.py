@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Scope
 
+    from tilert_stream.testing import Gate
+
 BYTE = families.tokenizer("BYTE")
 EOS = families.EOS
 LIMIT = 20
@@ -135,12 +137,20 @@ class Exchange:
         self.gone.set()
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
-        """Run beside the block; what never comes fails the test instead of holding it."""
-        with anyio.fail_after(LIMIT):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.run)
-                yield
+    async def running(self, *gates: Gate) -> AsyncGenerator[None]:
+        """Run beside the block; what never comes fails the test instead of holding it.
+
+        A failure opens ``gates``: an app is not left before its engine's thread has come to an end.
+        """
+        try:
+            with anyio.fail_after(LIMIT):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self.run)
+                    yield
+        except BaseException:
+            for gate in gates:
+                gate.open()
+            raise
 
     async def until(self, text: str) -> None:
         """Wait until the streamed text is ``text``: all of it, and no more."""

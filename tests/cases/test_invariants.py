@@ -188,6 +188,7 @@ STOPS = ["END", "ND", "S", "aa", "aaE", "é", "\ufffd", "\ufffdS", " the", "<|eo
 @example(Case((0xF0, EOS, 0x9F, 0x98, 0x80), ignore_eos=True, max_tokens=5))
 @example(Case((0xF0, EOS, 0x9F), ignore_eos=True, skip_special=False, max_tokens=3))
 @example(Case(tuple(b"xENDND"), sizes=(2, 3), stop=("END", "ND"), min_tokens=4))
+@example(Case(tuple(b"xEND"), sizes=(2, 3), stop=("ND", "END")))
 @example(Case((*b"hi", EOS, *b"x"), sizes=(4,)))
 def test_inv_1_streamed_and_plain_say_what_the_oracle_says(rig: Rig, case: Case) -> None:
     said = oracle(case)

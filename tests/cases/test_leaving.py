@@ -31,7 +31,7 @@ async def test_dis_01_the_engine_stops_when_the_client_leaves() -> None:
         app = ByteApp(Script(before_chain=before_chain))
         asked = exchange(app, {"max_tokens": 2000}, stream=True)
         async with app.lifespan():
-            async with asked.running():
+            async with asked.running(gate):
                 await asked.until("abcab")
                 await gate.arrival()
                 asked.leave()
@@ -106,7 +106,7 @@ async def test_err_01_an_engine_that_fails_in_the_middle(tokens: int, stream: bo
             else Script(before_chain=fails_at)
         )
         asked = exchange(app, {"max_tokens": 2000}, stream=stream)
-        async with app.lifespan(), asked.running():
+        async with app.lifespan(), asked.running(gate):
             await gate.arrival()
             if stream and tokens:
                 await asked.until("abcab"[:tokens])
@@ -145,7 +145,7 @@ async def test_err_05_a_refusal_is_a_status(stream: bool) -> None:
     with Gate() as gate:
         app = ByteApp(Script(before_chunk=gate.pass_through), queue_timeout=0)
         first = exchange(app, {"max_tokens": 1})
-        async with app.lifespan(), first.running():
+        async with app.lifespan(), first.running(gate):
             await gate.arrival()
             for fields, status in (({}, 429), ({"max_tokens": 10_000}, 400)):
                 refused = exchange(app, fields, stream=stream)

@@ -27,7 +27,7 @@ async def test_met_01_the_role_leaves_with_the_first_text() -> None:
         )
         app = ByteApp(script)
         asked = exchange(app, {"max_tokens": 3}, stream=True)
-        async with app.lifespan(), asked.running():
+        async with app.lifespan(), asked.running(prefill, decode):
             for gate in (prefill, decode):
                 await gate.arrival()
                 await anyio.wait_all_tasks_blocked()

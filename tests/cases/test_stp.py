@@ -73,7 +73,7 @@ async def test_stp_04_only_a_beginning_of_a_stop_string_is_held() -> None:
         script = Script(token=says(b"a long text <x"), before_chain=at(12, gate.pass_through))
         app = ByteApp(script)
         asked = exchange(app, {"stop": ["<" + "y" * 39], "max_tokens": 14}, stream=True)
-        async with app.lifespan(), asked.running():
+        async with app.lifespan(), asked.running(gate):
             await gate.arrival()
             await asked.until("a long text ")
             gate.open()
@@ -99,7 +99,7 @@ async def test_stp_05_nothing_is_held_when_the_stop_string_stays() -> None:
         app = ByteApp(script)
         fields = {"stop": ["STOP"], "include_stop_str_in_output": True, "max_tokens": 99}
         asked = exchange(app, fields, stream=True)
-        async with app.lifespan(), asked.running():
+        async with app.lifespan(), asked.running(gate):
             await asked.until("hi ST")
             gate.open()
     assert asked.text == "hi STOP"

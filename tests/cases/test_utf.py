@@ -91,7 +91,7 @@ async def test_utf_04_they_are_not_held() -> None:
         app = ByteApp(script)
         async with app.lifespan():
             asked = exchange(app, {"max_tokens": 500}, stream=True)
-            async with asked.running():
+            async with asked.running(gate):
                 await asked.until("\ufffd" * 8)
                 gate.open()
     assert asked.text == "\ufffd" * 500
