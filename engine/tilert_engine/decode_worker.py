@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from tilert_stream.completion import Completion
 from tilert_stream.events import Finished
 
-from .worker import OwnerThread
+from .worker import EngineWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tilert_stream.abc import DecodeEngine
-    from tilert_stream.errors import EngineDied, TilertStreamError
+    from tilert_stream.errors import TilertStreamError
     from tilert_stream.events import Limits, Sampling, TokenBatch
     from tilert_stream.mailbox import Mailbox
 
@@ -86,20 +86,12 @@ class DecodeJob(Generic[SequenceT]):
             self._mailbox.put(Finished.failed(error))
 
 
-class DecodeWorker(Generic[SequenceT]):
+class DecodeWorker(EngineWorker, Generic[SequenceT]):
     """A decode engine and its owner thread."""
 
     def __init__(self, engine: DecodeEngine[SequenceT]) -> None:
+        super().__init__("tilert-decode")
         self.engine = engine
-        self._thread = OwnerThread("tilert-decode")
-
-    def start(self, on_death: Callable[[EngineDied], object]) -> None:
-        """Start the owner thread; it calls ``on_death`` if the engine dies."""
-        self._thread.start(on_death)
-
-    def stop(self) -> None:
-        """End the owner thread; waits for its present turn."""
-        self._thread.stop()
 
     def open(
         self,
@@ -123,13 +115,3 @@ class DecodeWorker(Generic[SequenceT]):
         """Let tokens flow into ``mailbox``."""
         self._thread.call(lambda: job.deliver_to(mailbox))
         self._thread.begin(job)
-
-    def close(self, job: DecodeJob[SequenceT]) -> None:
-        """Stop before the next chain. Idempotent."""
-        self._thread.close(job)
-
-    async def settled(self) -> None:
-        """Wait until every command given so far has been carried out."""
-        done = Completion[None]()
-        self._thread.call(lambda: done.set(None))
-        await done.wait()

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tilert_stream.completion import Completion
 
-from .worker import OwnerThread
+from .worker import EngineWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tilert_stream.abc import PrefillEngine, PrefillResult
-    from tilert_stream.errors import EngineDied, TilertStreamError
+    from tilert_stream.errors import TilertStreamError
     from tilert_stream.events import Limits, Sampling
 
 __all__ = ("PrefillJob", "PrefillWorker")
@@ -61,20 +61,12 @@ class PrefillJob(Generic[RunT]):
         self.computed.fail(error)
 
 
-class PrefillWorker(Generic[RunT]):
+class PrefillWorker(EngineWorker, Generic[RunT]):
     """A prefill engine and its owner thread."""
 
     def __init__(self, engine: PrefillEngine[RunT]) -> None:
+        super().__init__("tilert-prefill")
         self.engine = engine
-        self._thread = OwnerThread("tilert-prefill")
-
-    def start(self, on_death: Callable[[EngineDied], object]) -> None:
-        """Start the owner thread; it calls ``on_death`` if the engine dies."""
-        self._thread.start(on_death)
-
-    def stop(self) -> None:
-        """End the owner thread; waits for its present turn."""
-        self._thread.stop()
 
     def submit(
         self, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling
@@ -84,13 +76,3 @@ class PrefillWorker(Generic[RunT]):
         self._thread.open(job)
         self._thread.begin(job)
         return job
-
-    def close(self, job: PrefillJob[RunT]) -> None:
-        """Give a prompt up before its next chunk. Idempotent."""
-        self._thread.close(job)
-
-    async def settled(self) -> None:
-        """Wait until every command given so far has been carried out."""
-        done = Completion[None]()
-        self._thread.call(lambda: done.set(None))
-        await done.wait()

@@ -14,12 +14,13 @@ from collections import deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
+from tilert_stream.completion import Completion
 from tilert_stream.errors import EngineDied, EngineFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Job", "OwnerThread")
+__all__ = ("EngineWorker", "Job", "OwnerThread")
 
 logger = logging.getLogger(__name__)
 
@@ -194,3 +195,31 @@ class OwnerThread:
             job.close()
         except BaseException as error:  # noqa: BLE001 - as in _guarded
             self._die("the engine died while closing a job", error)
+
+
+class EngineWorker:
+    """What the workers of both kinds of engine have in common: the life of their owner thread.
+
+    :param name: the thread's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._thread = OwnerThread(name)
+
+    def start(self, on_death: Callable[[EngineDied], object]) -> None:
+        """Start the owner thread; it calls ``on_death`` if the engine dies."""
+        self._thread.start(on_death)
+
+    def stop(self) -> None:
+        """End the owner thread; waits for its present turn."""
+        self._thread.stop()
+
+    def close(self, job: Job) -> None:
+        """Give ``job`` up before its next chain or chunk. Idempotent."""
+        self._thread.close(job)
+
+    async def settled(self) -> None:
+        """Wait until every command given so far has been carried out."""
+        done = Completion[None]()
+        self._thread.call(lambda: done.set(None))
+        await done.wait()
