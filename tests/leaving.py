@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 import anyio
-import anyio.lowlevel
 import orjson
 
 from tilert_engine.scripted import Script
@@ -29,6 +28,9 @@ class Stand:
     """A place in the pipeline where requests stand until it is opened."""
 
     def __init__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.reached = anyio.Event()
         self.opened = False
 
@@ -73,16 +75,24 @@ class InEngine:
     """The engine's thread stands before turn ``number`` of ``hook``, for as long as it is told."""
 
     def __init__(self, hook: str, number: int, gates: ExitStack) -> None:
-        gate = gates.enter_context(Gate())
-        self.arrival = gate.arrival
-        self.open = gate.open
+        self._gates = gates
+        self.close()
 
         def stand(turn: int) -> None:
             if turn == number:
-                gate.pass_through(turn)
+                self._gate.pass_through(turn)
 
         hooks: dict[str, Any] = {hook: stand}
         self.script = Script(chunks=2, **hooks)
+
+    def close(self) -> None:
+        self._gate = self._gates.enter_context(Gate())
+
+    async def arrival(self) -> None:
+        await self._gate.arrival()
+
+    def open(self) -> None:
+        self._gate.open()
 
 
 ENGINE = {
@@ -130,6 +140,15 @@ class Client:
     async def read(self) -> bytes:
         await anyio.wait_readable(self._sock)
         return self._sock.recv(65536)
+
+    async def until(self, mark: bytes) -> bytes:
+        """Read on, up to where the answer has ``mark`` in it."""
+        answer = b""
+        while mark not in answer:
+            data = await self.read()
+            assert data, f"the end came before {mark!r}, behind {answer!r}"
+            answer += data
+        return answer
 
     async def read_all(self) -> bytes:
         answer = b""
