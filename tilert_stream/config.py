@@ -8,6 +8,7 @@ that an option is the same wherever it is given.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from math import inf
 from pathlib import Path  # noqa: TC003 - option types are read at run time
 from typing import Annotated, Literal, TypeAlias, get_args, get_type_hints
 
@@ -181,6 +182,29 @@ class ServeConfig:
     max_queue: Annotated[
         int, Option("Limits", "Requests that wait for a slot; one more gets 429 at once.", least=0)
     ] = 256
+    prefill_timeout: Annotated[
+        float, Option("Limits", "Seconds that computing the prompt may take.", least=0.001)
+    ] = 300.0
+    kv_timeout: Annotated[
+        float,
+        Option("Limits", "Seconds that the KV cache may take to its decode slot.", least=0.001),
+    ] = 120.0
+    first_token_timeout: Annotated[
+        float,
+        Option("Limits", "Seconds from the slot to the first token, at most.", least=0.001),
+    ] = 600.0
+    inter_token_timeout: Annotated[
+        float, Option("Limits", "Seconds from one token to the next, at most.", least=0.001)
+    ] = 120.0
+    total_timeout: Annotated[
+        float,
+        Option(
+            "Limits",
+            "Seconds that a whole answer may take, the wait for a slot included.",
+            default="no limit",
+            least=0.001,
+        ),
+    ] = inf
     max_body_bytes: Annotated[
         int, Option("Limits", "Bytes of a request body; more gets 413.", least=1)
     ] = 32 * 1024 * 1024
