@@ -103,6 +103,8 @@ class StageRunner(Generic[Out]):
         self._mailbox = mailbox
         self._head = head
         self._segments = segments
+        self.interruption = interrupted()
+        """How the stream has ended if its tasks were cancelled."""
         self._channels = [
             create_memory_object_stream[list[object]](CAPACITY) for _ in range(len(segments) + 1)
         ]
@@ -149,7 +151,7 @@ class StageRunner(Generic[Out]):
         except WouldBlock:
             return cast("list[Out]", items), None
         except EndOfStream:
-            return cast("list[Out]", items), interrupted()
+            return cast("list[Out]", items), self.interruption
         return cast("list[Out]", items[:-1]), items[-1]
 
     def close(self) -> None:

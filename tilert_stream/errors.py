@@ -21,17 +21,23 @@ __all__ = (
     "ContextLengthExceeded",
     "EngineDied",
     "EngineFault",
+    "FirstTokenTimeout",
+    "InterTokenTimeout",
     "InvalidRequest",
+    "KVTimeout",
     "LifecycleError",
     "MethodNotAllowed",
     "ModelNotFound",
     "NotFound",
     "NotReady",
     "PipelineError",
+    "PrefillTimeout",
     "StageError",
     "StageLoadError",
     "StageNotFound",
     "TilertStreamError",
+    "Timeout",
+    "TotalTimeout",
     "UnsupportedParameter",
 )
 
@@ -154,6 +160,44 @@ class EngineDied(TilertStreamError):
     status = 503
     code = "engine_died"
     retryable = True
+
+
+class Timeout(TilertStreamError):
+    """One of the request's time limits has run out."""
+
+    status = 504
+    code = "timeout"
+    retryable = True
+
+
+class PrefillTimeout(Timeout):
+    """The prefill node was called and has not answered."""
+
+    code = "prefill_timeout"
+
+
+class KVTimeout(Timeout):
+    """The first token exists; the KV cache has not reached the decode slot."""
+
+    code = "kv_timeout"
+
+
+class FirstTokenTimeout(Timeout):
+    """The request was accepted, and no token has come."""
+
+    code = "first_token_timeout"
+
+
+class InterTokenTimeout(Timeout):
+    """Tokens have come, and no further one. Nothing but a token counts as a sign of life."""
+
+    code = "inter_token_timeout"
+
+
+class TotalTimeout(Timeout):
+    """The whole answer takes longer than the operator allows."""
+
+    code = "total_timeout"
 
 
 class StageError(TilertStreamError):

@@ -25,7 +25,11 @@ from .errors import LifecycleError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ("ENDS", "TRANSITIONS", "Lifecycle", "State")
+__all__ = ("CLOCK", "ENDS", "TRANSITIONS", "Lifecycle", "State")
+
+
+CLOCK: Final = time.perf_counter
+"""Seconds on the clock of all that is noted about a request; the same on every thread."""
 
 
 class State(Enum):
@@ -67,11 +71,11 @@ class Lifecycle:
 
     __slots__ = ("_clock", "entered", "state")
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = CLOCK) -> None:
         self._clock = clock
         self.state = State.QUEUED
         self.entered: dict[State, float] = {State.QUEUED: clock()}
-        """Seconds on the monotonic clock, for each state so far."""
+        """Seconds on ``CLOCK``, for each state so far."""
 
     def move(self, state: State) -> None:
         """Go on to ``state``.

@@ -21,6 +21,7 @@ from anyio import move_on_after
 from anyio.lowlevel import checkpoint
 
 from .events import Finished
+from .lifecycle import CLOCK
 from .parking import make_parking
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class MailboxStatistics:
     items: int
     wakes: int
     waiting: int
+    last_put: float
+    """Seconds on ``CLOCK`` at which something came last; 0 before anything has."""
+    finished: bool
+    """Whether the end is there; nothing more is taken then."""
 
 
 class Mailbox(Generic[T]):
@@ -48,6 +53,7 @@ class Mailbox(Generic[T]):
         "_count",
         "_finished",
         "_items",
+        "_last_put",
         "_lock",
         "_parked",
         "_parking",
@@ -63,9 +69,12 @@ class Mailbox(Generic[T]):
         self._closed = False
         self._count = 0
         self._wakes = 0
+        self._last_put = 0.0
 
     def put(self, *items: T | Finished) -> bool:
         """Add ``items`` and wake the reader if it sleeps. From any thread; never blocks.
+
+        Putting nothing asks only whether somebody will read.
 
         :returns: False if nobody will ever read them (the reader has left, the stream has
             ended, the event loop is closed): stop producing.
@@ -73,9 +82,12 @@ class Mailbox(Generic[T]):
         with self._lock:
             if self._closed or self._finished:
                 return False
+            if not items:
+                return True
             self._items.extend(items)
             self._count += len(items)
-            self._finished = bool(items) and isinstance(items[-1], Finished)
+            self._last_put = CLOCK()
+            self._finished = isinstance(items[-1], Finished)
             wake, self._parked = self._parked, False
             self._wakes += wake
         if wake and not self._parking.unpark():
@@ -129,4 +141,6 @@ class Mailbox(Generic[T]):
 
     def statistics(self) -> MailboxStatistics:
         """Counters for tests, traces and gauges."""
-        return MailboxStatistics(self._count, self._wakes, len(self._items))
+        return MailboxStatistics(
+            self._count, self._wakes, len(self._items), self._last_put, self._finished
+        )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .abc import Source, Stage, Step, Transform
     from .events import GenerateRequest, TokenBatch
     from .trace import Trace
+    from .watchdog import Watchdog
 
 __all__ = ("Pipeline",)
 
@@ -126,6 +127,7 @@ class Pipeline(Generic[Out_co]):
         ledger: Ledger | None = None,
         trace: Trace | None = None,
         coalesce: float = 0,
+        watchdog: Watchdog | None = None,
     ) -> Stream[Out_co]:
         """The answer to ``request``, not yet started; whoever starts it must close it.
 
@@ -146,7 +148,7 @@ class Pipeline(Generic[Out_co]):
             trace=trace,
         )
         try:
-            return Stream(self._links, scope, coalesce=coalesce)
+            return Stream(self._links, scope, coalesce=coalesce, watchdog=watchdog)
         except BaseException:
             scope.lease.release("error")
             raise
@@ -159,12 +161,15 @@ class Pipeline(Generic[Out_co]):
         ledger: Ledger | None = None,
         trace: Trace | None = None,
         coalesce: float = 0,
+        watchdog: Watchdog | None = None,
     ) -> AsyncGenerator[Stream[Out_co]]:
         """Run ``request`` in a task group of its own; leaving gives back all it holds.
 
         Iterate over the stream for lists of items, each what one wake has made ready.
         """
-        stream = self.stream(request, ledger=ledger, trace=trace, coalesce=coalesce)
+        stream = self.stream(
+            request, ledger=ledger, trace=trace, coalesce=coalesce, watchdog=watchdog
+        )
         failure: BaseException | None = None
         async with create_task_group() as tasks:
             stream.start(tasks)

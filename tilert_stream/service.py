@@ -17,6 +17,8 @@ from anyio import AsyncContextManagerMixin, CancelScope, Event, create_task_grou
 from .completion import Completion
 from .errors import EngineDied, NotReady
 from .lease import Ledger
+from .time_limits import TimeLimits
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -56,6 +58,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
     :param workers: started on entry, stopped on exit.
     :param trace: called at each step of each request.
     :param coalesce: seconds to wait for more tokens after each wake; 0 sends what is there.
+    :param time_limits: how long each part of a request may take.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         workers: Sequence[Worker] = (),
         trace: Trace | None = None,
         coalesce: float = 0,
+        time_limits: TimeLimits | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.ledger = Ledger()
@@ -72,6 +76,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         self._workers = workers
         self._trace = trace
         self._coalesce = coalesce
+        self._watchdog = Watchdog(time_limits or TimeLimits())
         self._tasks: TaskGroup | None = None
         self._died: Completion[EngineDied] | None = None
         self._draining = False
@@ -88,6 +93,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
                     for worker in self._workers:
                         worker.start(died.set)
                     self._tasks.start_soon(self._announce_death, died, name="engine death")
+                    self._tasks.start_soon(self._watchdog.run, name="watchdog")
                     yield self
                 except Exception as error:  # noqa: BLE001 - raised again below
                     # Raised below, outside the task group, which would wrap it into a group.
@@ -156,7 +162,11 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         self._alive()
         pipeline: Pipeline[Encoded] = self.pipeline.then(encode, name="encode")
         return pipeline.open(
-            request, ledger=self.ledger, trace=self._trace, coalesce=self._coalesce
+            request,
+            ledger=self.ledger,
+            trace=self._trace,
+            coalesce=self._coalesce,
+            watchdog=self._watchdog,
         )
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Out]:
@@ -170,7 +180,11 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         # its own, and closing the stream is synchronous.
         tasks = self._alive()
         stream: Stream[Any] = self.pipeline.stream(
-            request, ledger=self.ledger, trace=self._trace, coalesce=self._coalesce
+            request,
+            ledger=self.ledger,
+            trace=self._trace,
+            coalesce=self._coalesce,
+            watchdog=self._watchdog,
         )
         stream.start(tasks)
         try:

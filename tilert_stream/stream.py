@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from .abc import Source, Step
+    from .errors import TilertStreamError
     from .fusion import Chain
     from .link import Link
     from .scope import RequestScope
+    from .watchdog import Watchdog
 
 __all__ = ("Stream",)
 
@@ -45,14 +47,23 @@ class Stream(Generic[Out]):
 
     :param links: the whole pipeline.
     :param coalesce: seconds to wait for more after each wake; 0 sends what is there.
+    :param watchdog: ends it when one of its time limits has run out.
     """
 
-    def __init__(self, links: Sequence[Link], scope: RequestScope, *, coalesce: float = 0) -> None:
+    def __init__(
+        self,
+        links: Sequence[Link],
+        scope: RequestScope,
+        *,
+        coalesce: float = 0,
+        watchdog: Watchdog | None = None,
+    ) -> None:
         self.scope = scope
         self.outcome: Finished | None = None
         """How the answer ended. Known together with its last items; None while it runs."""
         self._closed = False
         self._coalesce = coalesce
+        self._watchdog = watchdog
         self._cancel_scope = CancelScope()
         self._upstream = [link for link in links if link.kind in (Kind.STEP, Kind.SOURCE)]
         head, segments = fuse(links[len(self._upstream) :], scope)
@@ -64,6 +75,8 @@ class Stream(Generic[Out]):
     def start(self, task_group: TaskGroup) -> None:
         """Let the request begin, in a task of ``task_group``. It never raises there."""
         mark(self.scope.trace, self.scope.request.id, "request", "started")
+        if self._watchdog is not None:
+            self._watchdog.add(self)
         task_group.start_soon(self._run, name=f"request {self.scope.request.id}")
 
     async def _run(self) -> None:
@@ -117,11 +130,29 @@ class Stream(Generic[Out]):
                 return items
         raise StopAsyncIteration
 
+    def fail(self, error: TilertStreamError) -> None:
+        """End the request from outside; its reader gets what is ready, then ``error``. Sync.
+
+        All it holds goes back at once, and not when the reader comes to look. The error travels
+        through the stages like any end; called again, it cuts off a stage that keeps the end back.
+        An answer that is complete stays so.
+        """
+        failed = Finished.failed(error)
+        put = self.scope.mailbox.put(failed)
+        self.scope.lease.release(failed.reason)
+        if self._stages is None:
+            self._cancel_scope.cancel()
+        elif not put:
+            self._stages.interruption = failed
+            self._cancel_scope.cancel()
+
     def close(self) -> None:
         """End the request if it still runs, and give back all it holds. Sync, idempotent."""
         if self._closed:
             return
         self._closed = True
+        if self._watchdog is not None:
+            self._watchdog.discard(self)
         outcome = self.outcome
         if outcome is None:
             gone = Cancelled("the reader left before the end")

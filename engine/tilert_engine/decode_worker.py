@@ -67,7 +67,8 @@ class DecodeJob(Generic[SequenceT]):
         if harvest.finished is not None:
             self._mailbox.put(harvest.batch, harvest.finished)
             return False
-        return self._mailbox.put(harvest.batch)
+        # A chain without a token is no sign of life: the time between tokens goes on.
+        return self._mailbox.put(*(harvest.batch,) if harvest.batch.ids else ())
 
     def close(self) -> None:
         """Free the slot."""

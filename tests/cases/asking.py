@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Scope
 
     from tilert_stream.testing import Gate
+    from tilert_stream.time_limits import TimeLimits
 
 BYTE = families.tokenizer("BYTE")
 EOS = families.EOS
@@ -47,6 +48,7 @@ class ByteApp(App):
         max_seq_len: int = 4096,
         queue_timeout: float = 30,
         template: str = TEMPLATE,
+        time_limits: TimeLimits | None = None,
     ) -> None:
         script = Script() if script is None else script
         self.decode_engine = decode or ScriptedDecode(script, slots=slots, max_seq_len=max_seq_len)
@@ -55,6 +57,7 @@ class ByteApp(App):
             self.decode_engine,
             BYTE,
             queue_timeout=queue_timeout,
+            time_limits=time_limits,
         )
         card = ModelCard(
             names=("byte",),

@@ -7,132 +7,16 @@ when everything is back already, and the only slot then serves the next one.
 from __future__ import annotations
 
 import logging
-import socket
-import struct
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any, Literal
 
 import anyio
 import anyio.lowlevel
-import orjson
 import pytest
 
-from tilert_engine.scripted import Script
-from tilert_stream.abc import Receive, Send
-from tilert_stream.events import Prefilled, Reserved, TextDelta
+from tests.leaving import ENGINE, SENT_BY_THEN, STAGES, Client, How, InEngine, Stand
 from tilert_stream.http import Server, ServerSettings
-from tilert_stream.scope import RequestScope
-from tilert_stream.testing import Gate
 from tilert_stream.testing.apps import ScriptedApp
-
-MAX_TOKENS = 40
-How = Literal["fin", "rst"]
-
-
-class Stand:
-    """A place in the pipeline where requests stand until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached = anyio.Event()
-        self.opened = False
-
-    async def arrival(self) -> None:
-        await self.reached.wait()
-
-    def open(self) -> None:
-        self.opened = True
-
-    async def stand(self) -> None:
-        self.reached.set()
-        if not self.opened:
-            await anyio.sleep_forever()
-
-
-class AfterReserve(Stand):
-    """Accepted, and nothing begun."""
-
-    async def call(self, item: Reserved, _scope: RequestScope) -> Reserved:
-        await self.stand()
-        return item
-
-
-class BetweenLegs(Stand):
-    """The first token has left, the KV cache has not begun to travel."""
-
-    async def call(self, item: Prefilled, _scope: RequestScope) -> Prefilled:
-        await self.stand()
-        return item
-
-
-class AfterLastToken(Stand):
-    """The engine is done; the end of the answer is held up."""
-
-    async def run(self, receive: Receive[TextDelta], send: Send[TextDelta]) -> None:
-        async for item in receive:
-            await send(item)
-        await self.stand()
-
-
-class InEngine:
-    """The engine's thread stands before turn ``number`` of ``hook``, for as long as it is told."""
-
-    def __init__(self, hook: str, number: int, gates: ExitStack) -> None:
-        gate = gates.enter_context(Gate())
-        self.arrival = gate.arrival
-        self.open = gate.open
-
-        def stand(turn: int) -> None:
-            if turn == number:
-                gate.pass_through(turn)
-
-        hooks: dict[str, Any] = {hook: stand}
-        self.script = Script(chunks=2, **hooks)
-
-
-ENGINE = {
-    "prefilling": ("before_chunk", 0),
-    "before the first token": ("before_chunk", 1),
-    "importing": ("before_import", 0),
-    "streaming": ("before_chain", 5),
-    "before the last token": ("before_chain", MAX_TOKENS - 2),
-}
-STAGES: dict[str, tuple[type[Stand], str]] = {
-    "reserved": (AfterReserve, "reserve"),
-    "between legs": (BetweenLegs, "prefill"),
-    "finishing": (AfterLastToken, "detokenize"),
-}
-SENT_BY_THEN = ("importing", "streaming", "before the last token", "between legs", "finishing")
-"""Phases by which the first token of a stream has left."""
-
-
-class Client:
-    """A bare socket."""
-
-    def __init__(self, port: int) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", port))
-        self._sock.setblocking(False)
-
-    def post(self, *, stream: bool) -> None:
-        body = orjson.dumps({"prompt": "the quick", "max_tokens": MAX_TOKENS, "stream": stream})
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
-        self._sock.send(head.encode() + b"connection: close\r\n\r\n" + body)
-
-    async def read(self) -> bytes:
-        await anyio.wait_readable(self._sock)
-        return self._sock.recv(65536)
-
-    async def read_all(self) -> bytes:
-        answer = b""
-        while data := await self.read():
-            answer += data
-        return answer
-
-    def leave(self, how: How) -> None:
-        if how == "rst":
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        anyio.notify_closing(self._sock)
-        self._sock.close()
 
 
 @asynccontextmanager

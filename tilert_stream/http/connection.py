@@ -14,8 +14,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import re
 import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -28,16 +26,15 @@ from .access_log import AccessRecord
 from .errors import (
     ClientGone,
     InternalError,
-    RequestTimeout,
 )
 from .exchange import Exchange
-from .refusal import refusal, refusal_for
+from .head_reader import HeadReader
+from .refusal import refusal
 from .scope import check_head, http_scope
 from .sockets import (
     SocketWriter,
     close,
     end_output,
-    receive_ready,
     receive_some,
     reset,
     wait_delivered,
@@ -86,10 +83,7 @@ class Connection:
         self._state = state
         self._name = f"{client[0]}:{client[1]}" if client else "unix"
         self._writer = SocketWriter(sock, settings.write_stall_timeout)
-        self._conn = self._parser()
-        self._half_line = b""
-        self._idle: anyio.CancelScope | None = None
-        self._input_ended = False
+        self._heads = HeadReader(sock, settings, lambda: ledger.draining)
         self._resets = False
         ledger.enter(self)
 
@@ -98,7 +92,7 @@ class Connection:
         try:
             await handshake(self._sock, self._settings.header_timeout)
             while await self._serve_one():
-                self._conn.start_next_cycle()
+                self._heads.conn.start_next_cycle()
         except ClientGone as error:
             self._resets = True
             logger.info("%s: %s", self._name, error)
@@ -115,8 +109,7 @@ class Connection:
 
     def close_if_idle(self) -> None:
         """End the connection if it waits for a request of which no byte has come."""
-        if self._idle is not None:
-            self._idle.cancel()
+        self._heads.end_if_idle()
 
     # --- one request -------------------------------------------------------------------------
 
@@ -125,7 +118,7 @@ class Connection:
         record = AccessRecord(self._name)
         request: h11.Request | None = None
         try:
-            request = await self._next_request()
+            request = await self._heads.next()
             if request is None:
                 return False
             record = self._begin_record(request)
@@ -162,74 +155,6 @@ class Connection:
             if self._settings.access_log:
                 record.write()
 
-    async def _next_request(self) -> h11.Request | None:
-        """Wait for the head of the next request; None: there will be none.
-
-        :raises ~tilert_stream.errors.TilertStreamError: what came is no request that we serve.
-        """
-        if not await self._wait_for_begin():
-            return None
-        settings = self._settings
-        with anyio.move_on_after(settings.header_timeout):
-            while True:
-                try:
-                    event = self._conn.next_event()
-                except h11.RemoteProtocolError as error:
-                    if self._input_ended:
-                        raise ClientGone("the client closed the connection in a request") from error
-                    raise refusal_for(error, settings.max_header_bytes) from error
-                if isinstance(event, h11.Request):
-                    return event
-                if isinstance(event, h11.ConnectionClosed):
-                    return None
-                data = await receive_some(self._sock)
-                self._input_ended = not data
-                self._conn.receive_data(data)
-        raise RequestTimeout(
-            f"The headers were not complete after {settings.header_timeout} s; send them at once."
-        )
-
-    async def _wait_for_begin(self) -> bool:
-        """Wait for the first byte of a request; False: there will be none."""
-        left, _ = self._conn.trailing_data
-        if left[:1] != b"\r":
-            if left:
-                return True
-        else:
-            # h11 has no way to drop what it has taken in.
-            self._conn = self._parser()
-            if self._feed(left):
-                if self._input_ended:
-                    self._conn.receive_data(b"")
-                return True
-        with anyio.CancelScope() as self._idle:
-            _limit(self._idle, self._settings.idle_timeout)
-            while not self._ledger.draining:
-                data = await receive_some(self._sock)
-                self._input_ended = not data
-                if self._input_ended or self._feed(data):
-                    self._idle = None
-                    return not self._input_ended
-        self._idle = None
-        # The drain closes idle connections; a request that has just come would get a reset.
-        ready = receive_ready(self._sock) if self._ledger.draining else None
-        return ready is not None and self._feed(ready)
-
-    def _feed(self, data: bytes) -> bool:
-        """Give h11 what came before a request has begun; whether it has by now.
-
-        Empty lines in front are dropped: broken clients end a body with one (RFC 9112, 2.2).
-        """
-        data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
-        self._half_line = data if data == b"\r" else b""
-        if self._half_line or not data:
-            return False
-        self._conn.receive_data(data)
-        return True
-
-    def _parser(self) -> h11.Connection:
-        return h11.Connection(h11.SERVER, max_incomplete_event_size=self._settings.max_header_bytes)
-
     def _begin_record(self, request: h11.Request) -> AccessRecord:
         line = b"%b %b HTTP/%b" % (request.method, request.target, request.http_version)
         record = AccessRecord(self._name, line.decode("latin-1"))
@@ -240,14 +165,14 @@ class Connection:
 
     def _exchange(self, request: h11.Request, record: AccessRecord) -> Exchange:
         return Exchange(
-            self._conn,
+            self._heads.conn,
             request,
             self._sock,
             self._writer,
             self._settings,
             record,
             closing=lambda: self._ledger.draining,
-            input_ended=self._input_ended,
+            input_ended=self._heads.input_ended,
         )
 
     async def _answer(
@@ -261,7 +186,7 @@ class Connection:
             except Exception as error:  # noqa: BLE001 - an app's failure ends its connection only
                 failure = error
             group.cancel_scope.cancel()
-        self._input_ended = exchange.input_ended
+        self._heads.input_ended = exchange.input_ended
         return await self._conclude(exchange, failure, record, head_only=head_only)
 
     async def _conclude(
@@ -276,7 +201,9 @@ class Connection:
             record.ending = "complete"
             if failure is not None:
                 logger.error("The app failed after answering %s", record.request, exc_info=failure)
-            keep = failure is None and self._conn.states == _BOTH_DONE and exchange.gone is None
+            keep = (
+                failure is None and self._heads.conn.states == _BOTH_DONE and exchange.gone is None
+            )
             if not keep and not exchange.input_clean:
                 await self._linger()
             return keep
@@ -337,13 +264,7 @@ class Connection:
                 unread -= len(data)
 
 
-_EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
-
 _BOTH_DONE = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
-
-
-def _limit(scope: anyio.CancelScope, seconds: float | None) -> None:
-    scope.deadline = math.inf if seconds is None else anyio.current_time() + seconds
 
 
 def _is_head(request: h11.Request | None) -> bool:

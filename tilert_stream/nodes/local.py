@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tilert_stream.events import GenerateRequest, TextDelta
     from tilert_stream.model.tokenizer import TextTokenizer
     from tilert_stream.scope import RequestScope
+    from tilert_stream.time_limits import TimeLimits
     from tilert_stream.trace import Trace
 
 __all__ = ("LocalDecode", "LocalPrefill", "local_service")
@@ -124,12 +125,14 @@ def local_service(
     max_queue: int = 256,
     trace: Trace | None = None,
     coalesce: float = 0,
+    time_limits: TimeLimits | None = None,
 ) -> Service[TextDelta]:
     """Everything in one process: two engines that share nothing but the KV cache handed over.
 
     :param queue_timeout: seconds a request waits for a decode slot; 0 refuses at once.
     :param max_queue: how many requests may wait.
     :param coalesce: seconds to wait for more tokens after each wake.
+    :param time_limits: how long each part of a request may take.
     """
     prefill_worker = PrefillWorker(prefill)
     decode_worker = DecodeWorker(decode)
@@ -145,5 +148,9 @@ def local_service(
         .then(StopStrings())
     )
     return Service(
-        pipeline, workers=(prefill_worker, decode_worker), trace=trace, coalesce=coalesce
+        pipeline,
+        workers=(prefill_worker, decode_worker),
+        trace=trace,
+        coalesce=coalesce,
+        time_limits=time_limits,
     )

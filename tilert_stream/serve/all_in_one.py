@@ -17,6 +17,7 @@ from tilert_stream.errors import ConfigError, EngineDied, TilertStreamError
 from tilert_stream.http import Server, ServerSettings, run_until_signalled
 from tilert_stream.link import make_link
 from tilert_stream.nodes.local import local_service
+from tilert_stream.time_limits import TimeLimits
 
 from .announcement import announce
 from .models import load_model
@@ -53,6 +54,13 @@ def build_app(config: ServeConfig) -> App:
         queue_timeout=config.queue_timeout,
         max_queue=config.max_queue,
         coalesce=config.coalesce_ms / 1000,
+        time_limits=TimeLimits(
+            prefill=config.prefill_timeout,
+            kv=config.kv_timeout,
+            first_token=config.first_token_timeout,
+            inter_token=config.inter_token_timeout,
+            total=config.total_timeout,
+        ),
     )
     for stage in config.stages:
         service.pipeline = service.pipeline.insert(

@@ -14,6 +14,7 @@ from tilert_stream.nodes.local import local_service
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tilert_stream.time_limits import TimeLimits
     from tilert_stream.trace import Trace
 
 __all__ = ("ScriptedApp",)
@@ -39,6 +40,7 @@ class ScriptedApp(App):
         max_body_bytes: int = 1 << 20,
         done_after_error: bool = False,
         trace: Trace | None = None,
+        time_limits: TimeLimits | None = None,
     ) -> None:
         script = Script() if script is None else script
         self.prefill_engine = ScriptedPrefill(script, max_seq_len=max_seq_len)
@@ -60,6 +62,7 @@ class ScriptedApp(App):
             queue_timeout=queue_timeout,
             max_queue=max_queue,
             trace=trace,
+            time_limits=time_limits,
         )
         super().__init__(
             service,

@@ -1,0 +1,137 @@
+"""Every ASGI server that the library is tested under, each in the test's own event loop.
+
+In: an ASGI app. Out: the port where it is served, from an entered block to its end.
+
+A server gets a socket that listens already: who connects before it has started waits in the
+backlog, so that nobody has to ask whether it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, cast
+
+import anyio
+import hypercorn.asyncio
+import hypercorn.config
+import hypercorn.trio
+import uvicorn
+from granian._granian import SocketHolder
+from granian.constants import HTTPModes, Interfaces
+from granian.server import embed
+from starlette.types import ASGIApp
+
+BACKLOG = 128
+
+LOG = logging.getLogger("tests.hosts")
+"""What a server says, where it can be told where to say it."""
+
+
+async def _uvicorn(app: ASGIApp, listener: socket.socket, stop: anyio.Event, http: str) -> None:
+    config = uvicorn.Config(
+        app, http=http, ws="none", lifespan="on", log_config=None, access_log=False
+    )
+    server = uvicorn.Server(config)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve, [listener])
+        await stop.wait()
+        server.should_exit = True
+
+
+async def uvicorn_h11(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
+    await _uvicorn(app, listener, stop, "h11")
+
+
+async def uvicorn_httptools(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
+    await _uvicorn(app, listener, stop, "httptools")
+
+
+async def _hypercorn(
+    module: ModuleType, app: ASGIApp, listener: socket.socket, stop: anyio.Event
+) -> None:
+    config = hypercorn.config.Config()
+    config.errorlog = LOG
+    # It closes the descriptor itself.
+    config.bind = [f"fd://{os.dup(listener.fileno())}"]
+    await module.serve(app, config, shutdown_trigger=stop.wait)
+
+
+async def hypercorn_asyncio(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
+    await _hypercorn(hypercorn.asyncio, app, listener, stop)
+
+
+async def hypercorn_trio(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
+    await _hypercorn(hypercorn.trio, app, listener, stop)
+
+
+class _Granian(embed.Server):
+    """Granian makes its socket from an address; this one is given it."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        super().__init__(
+            app,
+            interface=Interfaces.ASGI,
+            http=HTTPModes.http1,
+            websockets=False,
+            log_enabled=False,
+        )
+        self._listener = listener
+
+    def _init_shared_socket(self) -> None:
+        descriptor = os.dup(self._listener.fileno())
+        self._shd = cast("Any", SocketHolder)(descriptor, False, BACKLOG)
+
+
+async def granian(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
+    server = _Granian(app, listener)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve)
+        await stop.wait()
+        cast("Any", server).stop()
+
+
+@dataclass(frozen=True)
+class Host:
+    """A server on an event loop."""
+
+    name: str
+    run: Callable[[ASGIApp, socket.socket, anyio.Event], Coroutine[object, object, None]]
+    loop: Literal["asyncio", "uvloop", "trio"]
+
+    @property
+    def backend(self) -> tuple[str, dict[str, object]]:
+        if self.loop == "trio":
+            return "trio", {}
+        return "asyncio", {"use_uvloop": self.loop == "uvloop"}
+
+    @asynccontextmanager
+    async def serve(self, app: ASGIApp) -> AsyncGenerator[int]:
+        """Serve ``app`` on a port of loopback; its lifespan is over when the block is left."""
+        stop = anyio.Event()
+        with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
+            listener.setblocking(False)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.run, app, listener, stop)
+                try:
+                    yield listener.getsockname()[1]
+                finally:
+                    stop.set()
+
+
+HOSTS = (
+    Host("uvicorn-h11", uvicorn_h11, "asyncio"),
+    Host("uvicorn-h11-uvloop", uvicorn_h11, "uvloop"),
+    Host("uvicorn-httptools", uvicorn_httptools, "asyncio"),
+    Host("uvicorn-httptools-uvloop", uvicorn_httptools, "uvloop"),
+    Host("hypercorn-asyncio", hypercorn_asyncio, "asyncio"),
+    Host("hypercorn-uvloop", hypercorn_asyncio, "uvloop"),
+    Host("hypercorn-trio", hypercorn_trio, "trio"),
+    Host("granian", granian, "asyncio"),
+    Host("granian-uvloop", granian, "uvloop"),
+)

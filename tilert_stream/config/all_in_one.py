@@ -1,0 +1,28 @@
+"""Everything in one process: what ``python -m tilert_stream.serve`` is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .engine import EngineOptions, ModelOptions
+from .request import LimitOptions, PipelineOptions
+from .server import HTTPOptions, ListenOptions, LogOptions
+
+__all__ = ("ServeConfig",)
+
+
+# A dataclass takes the fields of its last base first: this is the order of --help, read upwards.
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(
+    PipelineOptions,
+    LogOptions,
+    HTTPOptions,
+    LimitOptions,
+    EngineOptions,
+    ModelOptions,
+    ListenOptions,
+):
+    """One process: router, prefill and decode.
+
+    :raises ~tilert_stream.errors.ConfigError: a value is out of its range.
+    """

@@ -1,0 +1,125 @@
+"""The head of the next request: bytes of a kept connection in, an h11 request out.
+
+Waiting for a first byte may take long and ends with a drain; the rest of a head has its own limit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import anyio
+import h11
+
+from .errors import ClientGone, RequestTimeout
+from .refusal import refusal_for
+from .sockets import receive_ready, receive_some
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from .settings import ServerSettings
+
+__all__ = ("HeadReader",)
+
+
+class HeadReader:
+    """Reads the heads of one connection's requests.
+
+    :param draining: whether no further request is to be taken.
+    """
+
+    def __init__(
+        self, sock: socket.socket, settings: ServerSettings, draining: Callable[[], bool]
+    ) -> None:
+        self._sock = sock
+        self._settings = settings
+        self._draining = draining
+        self.conn = self._parser()
+        """h11's state of this connection; another object after empty lines were dropped."""
+        self.input_ended = False
+        """The client has closed its sending side."""
+        self._half_line = b""
+        self._idle: anyio.CancelScope | None = None
+
+    def end_if_idle(self) -> None:
+        """Let ``next`` return None if it waits for a request of which no byte has come."""
+        if self._idle is not None:
+            self._idle.cancel()
+
+    async def next(self) -> h11.Request | None:
+        """Wait for the head of the next request; None: there will be none.
+
+        :raises ~tilert_stream.errors.TilertStreamError: what came is no request that we serve.
+        """
+        if not await self._wait_for_begin():
+            return None
+        settings = self._settings
+        with anyio.move_on_after(settings.header_timeout):
+            while True:
+                try:
+                    event = self.conn.next_event()
+                except h11.RemoteProtocolError as error:
+                    if self.input_ended:
+                        raise ClientGone("the client closed the connection in a request") from error
+                    raise refusal_for(error, settings.max_header_bytes) from error
+                if isinstance(event, h11.Request):
+                    return event
+                if isinstance(event, h11.ConnectionClosed):
+                    return None
+                data = await receive_some(self._sock)
+                self.input_ended = not data
+                self.conn.receive_data(data)
+        raise RequestTimeout(
+            f"The headers were not complete after {settings.header_timeout} s; send them at once."
+        )
+
+    async def _wait_for_begin(self) -> bool:
+        """Wait for the first byte of a request; False: there will be none."""
+        left, _ = self.conn.trailing_data
+        if left[:1] != b"\r":
+            if left:
+                return True
+        else:
+            # h11 has no way to drop what it has taken in.
+            self.conn = self._parser()
+            if self._feed(left):
+                if self.input_ended:
+                    self.conn.receive_data(b"")
+                return True
+        with anyio.CancelScope() as self._idle:
+            _limit(self._idle, self._settings.idle_timeout)
+            while not self._draining():
+                data = await receive_some(self._sock)
+                self.input_ended = not data
+                if self.input_ended or self._feed(data):
+                    self._idle = None
+                    return not self.input_ended
+        self._idle = None
+        # The drain closes idle connections; a request that has just come would get a reset.
+        ready = receive_ready(self._sock) if self._draining() else None
+        return ready is not None and self._feed(ready)
+
+    def _feed(self, data: bytes) -> bool:
+        """Give h11 what came before a request has begun; whether it has by now.
+
+        Empty lines in front are dropped: broken clients end a body with one (RFC 9112, 2.2).
+        """
+        data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
+        self._half_line = data if data == b"\r" else b""
+        if self._half_line or not data:
+            return False
+        self.conn.receive_data(data)
+        return True
+
+    def _parser(self) -> h11.Connection:
+        return h11.Connection(h11.SERVER, max_incomplete_event_size=self._settings.max_header_bytes)
+
+
+_EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
+
+
+def _limit(scope: anyio.CancelScope, seconds: float | None) -> None:
+    scope.deadline = math.inf if seconds is None else anyio.current_time() + seconds
