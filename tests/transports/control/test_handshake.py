@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilert_transports.control.auth import ClusterKey
+from tilert_transports.control.errors import (
+    ControlError,
+    HandshakeRefused,
+    MalformedMessage,
+    OutOfOrder,
+)
+from tilert_transports.control.fields import Fields
+from tilert_transports.control.frames import FrameReader, JSONObject, encode_frame
+from tilert_transports.control.handshake import DecodeHandshake, PrefillHandshake
+from tilert_transports.control.hello import Difference, Hello, mismatch
+from tilert_transports.control.layout import PlaneDescription
+
+from .nodes import DECODE, KEY, LAYOUT, PREFILL, shake, with_layout
+
+
+def opened(
+    key: ClusterKey | None = None,
+) -> tuple[DecodeHandshake, PrefillHandshake, JSONObject]:
+    """Both sides, and the prefill node's HELLO on its way."""
+    decode, prefill = DecodeHandshake(DECODE, key), PrefillHandshake(PREFILL, key)
+    hello = prefill.receive(decode.open())
+    assert hello is not None
+    return decode, prefill, hello
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "keyed"])
+def test_two_nodes_that_fit_know_each_other(key: ClusterKey | None) -> None:
+    decode, prefill = DecodeHandshake(DECODE, key), PrefillHandshake(PREFILL, key)
+    shake(decode, prefill)
+    assert prefill.peer is not None
+    assert decode.peer is not None
+    assert replace(prefill.peer, nonce=bytes(32)) == DECODE
+    assert replace(decode.peer, nonce=bytes(32)) == PREFILL
+    assert prefill.peer.nonce != decode.peer.nonce
+
+
+def test_the_objects_on_the_wire() -> None:
+    decode, _, hello = opened(KEY)
+    challenge = decode.open()
+    nonce = challenge.pop("nonce")
+    assert isinstance(nonce, str)
+    assert len(bytes.fromhex(nonce)) == 32
+    assert challenge == {
+        "type": "challenge",
+        "magic": "tilert-stream",
+        "protocol": 1,
+        "keyed": True,
+    }
+    assert list(FrameReader().feed(encode_frame(hello))) == [hello]
+    assert hello.pop("nonce") != nonce
+    assert isinstance(hello.pop("proof"), str)
+    assert hello == {
+        "type": "hello",
+        "magic": "tilert-stream",
+        "protocol": 1,
+        "node": "prefill-0",
+        "role": "prefill",
+        "incarnation": "p-1",
+        "layout": {
+            "kind": "mla_nsa",
+            "version": 10,
+            "dtype": "fp8_ds_mla",
+            "block_size": 64,
+            "layers": 79,
+            "draft_layers": 1,
+            "max_seq_len": 8192,
+            "sender_ranks": [0],
+            "planes": [
+                {"name": "kv", "row_tokens": 1, "row_bytes": 528},
+                {"name": "pe", "row_tokens": 1, "row_bytes": 128},
+                {"name": "ki", "row_tokens": 64, "row_bytes": 8448},
+            ],
+        },
+        "transport": "shm",
+        "card": "Y2FyZCBvZiBwcmVmaWxsLTA=",
+    }
+
+
+CHANGES = [
+    (replace(PREFILL, transport="tcp"), "transport", "shm", "tcp", "--transport"),
+    (with_layout(PREFILL, replace(LAYOUT, kind="gqa")), "layout.kind", "mla_nsa", "gqa", "--model"),
+    (
+        with_layout(PREFILL, replace(LAYOUT, version=1010)),
+        "layout.version",
+        "10",
+        "1010",
+        "--model",
+    ),
+    (
+        with_layout(PREFILL, replace(LAYOUT, dtype="bfloat16")),
+        "layout.dtype",
+        "fp8_ds_mla",
+        "bfloat16",
+        "--kv-cache-dtype",
+    ),
+    (
+        with_layout(PREFILL, replace(LAYOUT, block_size=16)),
+        "layout.block_size",
+        "64",
+        "16",
+        "--block-size",
+    ),
+    (with_layout(PREFILL, replace(LAYOUT, layers=78)), "layout.layers", "79", "78", "--model"),
+    (
+        with_layout(PREFILL, replace(LAYOUT, draft_layers=0)),
+        "layout.draft_layers",
+        "1",
+        "0",
+        "--with-mtp",
+    ),
+    (
+        with_layout(PREFILL, replace(LAYOUT, sender_ranks=(1, 0))),
+        "layout.sender_ranks",
+        "0",
+        "0, 1",
+        "--tensor-parallel-size",
+    ),
+    (
+        with_layout(
+            PREFILL, replace(LAYOUT, planes=(PlaneDescription("kv", 1, 1024), *LAYOUT.planes[1:]))
+        ),
+        "layout.planes",
+        "kv: 528 B every 1 tokens; pe: 128 B every 1 tokens; ki: 8448 B every 64 tokens",
+        "kv: 1024 B every 1 tokens; pe: 128 B every 1 tokens; ki: 8448 B every 64 tokens",
+        "--kv-cache-dtype",
+    ),
+    (replace(PREFILL, role="decode"), "role", "decode", "decode", "control port"),
+]
+
+
+@pytest.mark.parametrize(("theirs", "field", "own", "other", "flag"), CHANGES)
+def test_kv_06_a_mismatch_names_both_values_and_the_flag_on_both_sides(
+    theirs: Hello, field: str, own: str, other: str, flag: str
+) -> None:
+    decode, prefill = DecodeHandshake(DECODE, KEY), PrefillHandshake(theirs, KEY)
+    hello = prefill.receive(decode.open())
+    assert hello is not None
+    with pytest.raises(HandshakeRefused) as caught:
+        decode.receive(hello)
+    (difference,) = caught.value.differences
+    assert (difference.field, difference.ours, difference.theirs) == (field, own, other)
+    assert flag in difference.fix
+    for value in (own, other, flag, theirs.node):
+        assert value in caught.value.message
+    assert decode.peer is None
+    with pytest.raises(HandshakeRefused) as told:
+        prefill.receive(decode.refusal(caught.value))
+    assert told.value.differences == (difference.turned(),)
+    assert f"ours is {other}, theirs {own}" in told.value.message
+    assert told.value.status == 503
+    assert prefill.peer is None
+
+
+def test_all_differences_are_named_at_once() -> None:
+    theirs = replace(
+        with_layout(PREFILL, replace(LAYOUT, dtype="bfloat16", layers=78)), transport="nixl"
+    )
+    found = mismatch(DECODE, theirs)
+    assert [item.field for item in found] == ["transport", "layout.dtype", "layout.layers"]
+    assert tuple(item.turned() for item in found) == mismatch(theirs, DECODE)
+
+
+def test_the_longest_sequence_and_the_order_of_ranks_need_not_be_the_same() -> None:
+    theirs = with_layout(PREFILL, replace(LAYOUT, max_seq_len=131072, sender_ranks=(1, 0)))
+    assert mismatch(with_layout(DECODE, replace(LAYOUT, sender_ranks=(0, 1))), theirs) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"protocol": 2}, "speaks protocol 2, this node 1; run the same release"),
+        ({"magic": "tilert-pd"}, "magic word is 'tilert-pd', ours 'tilert-stream'.*dialect"),
+        ({"magic": "x"}, "magic word is 'x', ours 'tilert-stream'$"),
+    ],
+)
+def test_kv_06_another_protocol_is_told_before_any_other_field_is_read(
+    changes: JSONObject, fault: str
+) -> None:
+    decode, _, _ = opened()
+    for kind in ("hello", "challenge"):
+        content: JSONObject = {"type": kind, "magic": "tilert-stream", "protocol": 1, **changes}
+        side = decode if kind == "hello" else PrefillHandshake(PREFILL)
+        with pytest.raises(HandshakeRefused, match=fault):
+            side.receive(content)
+
+
+def test_a_tilert_decode_node_is_recognised_by_its_opening() -> None:
+    content: JSONObject = {"magic": "tilert-pd", "layout_version": 10, "transport": "nixl"}
+    with pytest.raises(HandshakeRefused, match="give that node's dialect, tilert-pd"):
+        PrefillHandshake(PREFILL).receive(content)
+
+
+OTHER = ClusterKey("another cluster's secret")
+
+
+@pytest.mark.parametrize(
+    ("decode_key", "prefill_key", "fault"),
+    [
+        (KEY, None, "this node has no cluster key, the peer has one"),
+        (None, KEY, "this node has a cluster key, the peer has none"),
+    ],
+)
+def test_a_key_on_one_side_only_is_told_before_anything_is_revealed(
+    decode_key: ClusterKey | None, prefill_key: ClusterKey | None, fault: str
+) -> None:
+    decode, prefill = DecodeHandshake(DECODE, decode_key), PrefillHandshake(PREFILL, prefill_key)
+    with pytest.raises(HandshakeRefused, match=f"{fault}.*--cluster-key"):
+        prefill.receive(decode.open())
+
+
+def test_a_node_with_another_key_learns_nothing() -> None:
+    decode, prefill = DecodeHandshake(DECODE, KEY), PrefillHandshake(PREFILL, OTHER)
+    hello = prefill.receive(decode.open())
+    assert hello is not None
+    with pytest.raises(HandshakeRefused, match="cluster key is another one") as caught:
+        decode.receive(hello)
+    said = repr(decode.refusal(caught.value))
+    assert "staple" not in said
+    assert "mla_nsa" not in said
+    assert "card" not in said
+
+
+def test_a_decode_node_with_another_key_is_refused() -> None:
+    decode, prefill, hello = opened(KEY)
+    answer = decode.receive(hello)
+    for proof in ("0" * 64, hello["proof"], None, 7, "é"):
+        with pytest.raises(HandshakeRefused, match="cluster key"):
+            prefill.receive({**answer, "proof": proof})
+    prefill.receive(answer)
+    assert prefill.peer is not None
+
+
+@pytest.mark.parametrize("field", ["card", "node", "incarnation", "transport", "later"])
+def test_an_altered_hello_is_refused(field: str) -> None:
+    decode, _, hello = opened(KEY)
+    with pytest.raises(HandshakeRefused, match="cluster key is another one"):
+        decode.receive({**hello, field: "YWx0ZXJlZA=="})
+
+
+def test_a_recorded_hello_opens_no_other_connection() -> None:
+    _, _, hello = opened(KEY)
+    with pytest.raises(HandshakeRefused, match="cluster key is another one"):
+        DecodeHandshake(DECODE, KEY).receive(hello)
+
+
+def test_a_proof_cannot_be_sent_back() -> None:
+    decode, prefill, hello = opened(KEY)
+    decode.receive(hello)
+    with pytest.raises(HandshakeRefused):
+        prefill.receive(hello)
+
+
+def test_fields_of_a_later_release_are_part_of_the_proof_and_ignored() -> None:
+    decode, prefill = DecodeHandshake(DECODE, KEY), PrefillHandshake(PREFILL, KEY)
+    challenge = {**decode.open(), "later": [1, 2]}
+    hello = prefill.receive(challenge)
+    assert hello is not None
+    assert prefill.receive(decode.receive(hello)) is None
+
+
+@pytest.mark.parametrize("kind", ["claim", "challenge", "refused", None, ["hello"]])
+def test_nothing_but_a_hello_opens(kind: object) -> None:
+    decode, _, hello = opened()
+    with pytest.raises(OutOfOrder, match="hello is needed"):
+        decode.receive({**hello, "type": kind})
+
+
+def test_a_decode_node_answers_hello_or_refused() -> None:
+    _, prefill, _ = opened()
+    with pytest.raises(OutOfOrder, match="the peer opens with 'grant'; hello or refused is needed"):
+        prefill.receive({"type": "grant"})
+
+
+def test_a_refusal_without_differences_carries_its_reason() -> None:
+    decode, prefill, _ = opened()
+    refusal = decode.refusal(HandshakeRefused("no room for another connection"))
+    with pytest.raises(HandshakeRefused, match="refuses this prefill node: no room for another"):
+        prefill.receive(refusal)
+
+
+WRONG: list[tuple[str, object, str]] = [
+    ("role", "router", "HELLO.role"),
+    ("card", "no base64!", "HELLO.card"),
+    ("card", 7, "HELLO.card"),
+    ("nonce", "00", "HELLO.nonce"),
+    ("nonce", "G" * 64, "HELLO.nonce"),
+    ("nonce", None, "HELLO.nonce"),
+    ("layout", [], "HELLO.layout"),
+    ("layout", {}, "HELLO.layout.sender_ranks"),
+    ("layout", {**LAYOUT.to_json(), "sender_ranks": []}, "HELLO.layout.sender_ranks"),
+    ("layout", {**LAYOUT.to_json(), "sender_ranks": [0, 0]}, "HELLO.layout.sender_ranks"),
+    ("layout", {**LAYOUT.to_json(), "sender_ranks": [0, "1"]}, "HELLO.layout.sender_ranks"),
+    ("layout", {**LAYOUT.to_json(), "planes": [7]}, "HELLO.layout.planes"),
+    ("layout", {**LAYOUT.to_json(), "planes": [{}] * 257}, "HELLO.layout.planes"),
+    ("layout", {**LAYOUT.to_json(), "planes": [{"name": "kv"}]}, "HELLO.layout.planes[0]"),
+    ("magic", None, "HELLO.magic"),
+    ("protocol", "1", "HELLO.protocol"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "path"), WRONG)
+def test_a_wrong_field_is_named(field: str, value: object, path: str) -> None:
+    decode, _, hello = opened()
+    with pytest.raises(MalformedMessage) as caught:
+        decode.receive({**hello, field: value})
+    assert (caught.value.param or "").startswith(path)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_junk_in_any_place_is_taken_or_refused_in_words(data: st.DataObject) -> None:
+    decode, prefill, hello = opened(data.draw(st.sampled_from([None, KEY])))
+    name = data.draw(st.sampled_from([*hello, "later"]))
+    hello[name] = data.draw(JUNK)
+    try:
+        prefill.receive(decode.receive(hello))
+    except ControlError as error:
+        assert error.message  # noqa: PT017 - that it is one of ours is what is tested
+    else:
+        assert prefill.peer is not None
+
+
+def test_a_difference_travels_as_it_is() -> None:
+    difference = Difference("transport", "shm", "tcp", "give both nodes the same --transport")
+    assert Difference.parse(Fields("x", difference.to_json())) == difference
+    assert str(difference) == (
+        "transport: ours is shm, theirs tcp; give both nodes the same --transport"
+    )
