@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from tilert_stream.errors import ConfigError
+from tilert_engine.models.describe import readable
+from tilert_engine.models.gguf_file import GGUFFile
+from tilert_engine.models.gguf_model import describe_gguf
+from tilert_engine.models.huggingface import describe_huggingface
 
-from .gguf_checkpoint import load_gguf
-from .huggingface import load_huggingface
+from .checkpoint import Checkpoint
+from .gguf_tensors import GGUFTensors
+from .huggingface import HuggingFaceTensors
+from .weights import assemble
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
 
-    from .checkpoint import Checkpoint
+    from .weights import TensorSource
 
 __all__ = ("load",)
 
@@ -25,15 +31,15 @@ def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> Checkpoint:
     :raises ~tilert_stream.errors.ConfigError: the path or a part of the model is missing, damaged
         or of a kind that is not supported; the message names it and what is needed.
     """
-    if not path.exists():
-        raise ConfigError(
-            f"the model {str(path)!r} does not exist; give the path of a GGUF file or of a "
-            "Hugging Face directory"
-        )
-    loader = load_huggingface if path.is_dir() else load_gguf
-    try:
-        return loader(path, dtype=dtype, device=device)
-    except OSError as error:
-        raise ConfigError(
-            f"the model {str(path)!r} cannot be read: {error}; check what it is and who may read it"
-        ) from error
+    tensors: TensorSource
+    with readable(path):
+        if path.is_dir():
+            description = describe_huggingface(path)
+            tensors = HuggingFaceTensors(path)
+        else:
+            file = GGUFFile(path)
+            description = describe_gguf(file)
+            tensors = GGUFTensors(file, description.config)
+        weights = assemble(tensors, description.config, dtype=dtype, device=device)
+    known = {field.name: getattr(description, field.name) for field in fields(description)}
+    return Checkpoint(**known, weights=weights)

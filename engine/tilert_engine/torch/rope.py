@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tilert_engine.models.config import FactorScaling, LinearScaling, Llama3Scaling
 from tilert_stream.errors import ConfigError
 
-from .config import FactorScaling, LinearScaling, Llama3Scaling
-
 if TYPE_CHECKING:
-    from .config import ModelConfig
+    from tilert_engine.models.config import ModelConfig
 
 __all__ = ("RopeTable",)
 

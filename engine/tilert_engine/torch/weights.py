@@ -15,7 +15,7 @@ import torch
 from tilert_stream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from .config import ModelConfig
+    from tilert_engine.models.config import ModelConfig
 
 __all__ = ("LayerWeights", "TensorSource", "Weights", "assemble")
 

@@ -17,8 +17,8 @@ from tests.engine.torch.tiny import (
     reference_logits,
     write_huggingface,
 )
+from tilert_engine.models.config import LinearScaling, Llama3Scaling
 from tilert_engine.torch import Checkpoint, load
-from tilert_engine.torch.config import LinearScaling, Llama3Scaling
 from tilert_engine.torch.llama import Llama
 from tilert_stream.errors import ConfigError
 from tilert_stream.events import Sampling

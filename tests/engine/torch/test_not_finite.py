@@ -8,8 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
+from tilert_engine.models.config import ModelConfig
 from tilert_engine.torch import Checkpoint, TorchDecode, TorchPrefill
-from tilert_engine.torch.config import ModelConfig
 from tilert_engine.torch.sampler import Sampler
 from tilert_engine.torch.weights import LayerWeights, Weights
 from tilert_stream.errors import EngineFault

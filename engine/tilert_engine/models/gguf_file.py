@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import gguf
 import numpy as np
-import torch
 
 from tilert_stream.errors import ConfigError
 
@@ -134,8 +133,8 @@ class GGUFFile:
         """
         return self._info(name).shape
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """A tensor, dequantised to float32.
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """A tensor, dequantised to float32; writable.
 
         :raises ~tilert_stream.errors.ConfigError: no such tensor, or a quantisation that the
             ``gguf`` package cannot undo.
@@ -155,8 +154,7 @@ class GGUFFile:
                 "be dequantised; take a file in Q4_1, Q4_K, Q8_0, F16 or the like"
             ) from error
         # An F32 tensor is a view of the read-only mapping, which torch must not get: copied.
-        values = np.require(values, np.float32, "W")
-        return torch.from_numpy(values).reshape(info.shape)  # pyright: ignore[reportUnknownMemberType] -- untyped in torch
+        return np.require(values, np.float32, "W").reshape(info.shape)
 
     def _info(self, name: str) -> _TensorInfo:
         try:

@@ -1,6 +1,6 @@
-"""A GGUF file as a checkpoint: the path in, ``Checkpoint`` out.
+"""A GGUF file without its weights: the opened file in, ``ModelDescription`` out.
 
-Metadata keys and tensor names are those that llama.cpp's ``convert_hf_to_gguf.py`` writes.
+Metadata keys are those that llama.cpp's ``convert_hf_to_gguf.py`` writes.
 """
 
 from __future__ import annotations
@@ -9,86 +9,32 @@ from typing import TYPE_CHECKING, Final
 
 from tilert_stream.errors import ConfigError
 
-from .checkpoint import Checkpoint
 from .config import FactorScaling, LinearScaling, ModelConfig
-from .gguf_file import GGUFFile
+from .description import ModelDescription
 from .gguf_tokenizer import gguf_eos_ids, gguf_tokenizer
-from .weights import assemble
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
-
     from .config import RopeScaling
+    from .gguf_file import GGUFFile
 
-__all__ = ("load_gguf",)
+__all__ = ("describe_gguf",)
 
 ARCHITECTURES: Final = ("llama", "qwen2")
 
-_GLOBAL_NAMES: Final = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER_NAMES: Final = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 
 
-class _Tensors:
-    """The file's tensors by their Hugging Face names."""
+def describe_gguf(file: GGUFFile) -> ModelDescription:
+    """Read a file's metadata.
 
-    def __init__(self, file: GGUFFile, config: ModelConfig, *, interleaved: bool) -> None:
-        self.name = file.path.name
-        self._file = file
-        self._heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if interleaved else {}
-
-    def tensor(self, name: str) -> torch.Tensor:
-        if name in _GLOBAL_NAMES:
-            return self._file.tensor(_GLOBAL_NAMES[name])
-        index, module = name.removeprefix("model.layers.").split(".", 1)
-        module, kind = module.rsplit(".", 1)
-        gguf_module = _LAYER_NAMES[module]
-        tensor = self._file.tensor(f"blk.{index}.{gguf_module}.{kind}")
-        heads = self._heads.get(gguf_module)
-        return tensor if heads is None else _split_halves(tensor, heads)
-
-
-def _split_halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undo llama.cpp's row order for the ``llama`` architecture.
-
-    It rotates neighbouring rows of a head (2i, 2i + 1), and permutes them so on conversion; we
-    rotate row i with row i + head_dim / 2, as Hugging Face does.
+    :raises ~tilert_stream.errors.ConfigError: another architecture, or something is missing or
+        wrong.
     """
-    rows = tensor.shape[0]
-    if rows % (2 * heads):
-        return tensor  # a wrong shape is reported, with both values, where it is checked
-    pairs = tensor.reshape(heads, rows // heads // 2, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
-
-
-def load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device) -> Checkpoint:
-    """Load a GGUF file.
-
-    :raises ~tilert_stream.errors.ConfigError: another architecture, something missing, truncated
-        or of the wrong shape.
-    """
-    file = GGUFFile(path)
     metadata = file.metadata
     architecture = metadata.text("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"{path.name}: general.architecture is {architecture!r}, supported are "
+            f"{file.path.name}: general.architecture is {architecture!r}, supported are "
             f"{', '.join(ARCHITECTURES)}"
         )
     config = _config(file, architecture)
@@ -99,11 +45,9 @@ def load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device) -> Checkp
         for index in metadata.integers(f"tokenizer.ggml.{key}_token_id")
         if index >= 0 and (token := tokenizer.id_to_token(index)) is not None
     }
-    tensors = _Tensors(file, config, interleaved=architecture == "llama")
-    return Checkpoint(
-        name=path.stem,
+    return ModelDescription(
+        name=file.path.stem,
         config=config,
-        weights=assemble(tensors, config, dtype=dtype, device=device),
         tokenizer=tokenizer,
         eos_ids=gguf_eos_ids(metadata),
         bos_id=next(iter(metadata.integers("tokenizer.ggml.bos_token_id")), None),
@@ -161,5 +105,7 @@ def _rope_scaling(file: GGUFFile, prefix: str) -> RopeScaling | None:
             f"factors of a {_ROPE_FACTORS!r} tensor"
         )
     if _ROPE_FACTORS in file:
-        return FactorScaling(tuple(float(x) for x in file.tensor(_ROPE_FACTORS).flatten()))
+        return FactorScaling(
+            tuple(float(factor) for factor in file.tensor(_ROPE_FACTORS).flatten())
+        )
     return None
