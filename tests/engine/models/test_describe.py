@@ -61,7 +61,7 @@ def test_a_directory_is_described_without_its_weights(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'.*absent' does not exist; give the path of a GGUF"):
+    with pytest.raises(ConfigError, match=r"'.*absent' does not exist; give the path of a GGUF"):
         describe(tmp_path / "absent")
 
 
@@ -69,5 +69,5 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
     path = written("directory", tmp_path)
     (path / "config.json").unlink()
     (path / "config.json").mkdir()
-    with pytest.raises(ConfigError, match="cannot be read: .*config.json"):
+    with pytest.raises(ConfigError, match=r"cannot be read: .*config.json"):
         describe(path)
