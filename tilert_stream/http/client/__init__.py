@@ -1,0 +1,26 @@
+"""HTTP/1.1 on non-blocking sockets, the asking side: what a router talks to its nodes with."""
+
+from __future__ import annotations
+
+from .client import ClientStatistics, HTTPClient
+from .errors import (
+    ConnectFailed,
+    UpstreamClosed,
+    UpstreamError,
+    UpstreamInvalid,
+    UpstreamTimeout,
+)
+from .origin import Origin
+from .response import Response
+
+__all__ = (
+    "ClientStatistics",
+    "ConnectFailed",
+    "HTTPClient",
+    "Origin",
+    "Response",
+    "UpstreamClosed",
+    "UpstreamError",
+    "UpstreamInvalid",
+    "UpstreamTimeout",
+)

@@ -1,0 +1,232 @@
+"""One connection to a server: a rendered request in, the head of the answer and its bytes out.
+
+A read takes what is there with one system call, and waits only where the last one has emptied the
+kernel's buffer; no timer and no cancel scope is entered for a piece of a body.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import ssl
+import sys
+import termios
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import anyio
+import anyio.lowlevel
+import h11
+
+from ..errors import ClientGone
+from ..framing import choose_framing
+from ..sockets import FAIR_BYTES, READ_BYTES, close, receive_ready
+from .body import body_reader
+from .errors import UpstreamClosed, UpstreamInvalid, UpstreamTimeout
+
+if TYPE_CHECKING:
+    from .body import BodyReader
+
+__all__ = ("ClientConnection", "Head", "Request")
+
+INTERIM_MAX: Final = 16
+"""Answers of the 1xx kind that may come before the real one."""
+READ_COST: Final = 4096
+"""What a read counts for, at least, of ``FAIR_BYTES``: small ones cost time too."""
+
+
+class Request(NamedTuple):
+    """A request, checked and not yet framed."""
+
+    head: h11.Request
+    body: bytes
+
+
+class Head(NamedTuple):
+    """The head of an answer."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    """Names in lower case."""
+    body: BodyReader
+    left: bytes
+    """What was read beyond the head."""
+    keep_alive: bool
+
+
+class ClientConnection:
+    """A connected socket, which carries one exchange at a time.
+
+    :param label: what the server is called in errors.
+    :param write_stall_timeout: seconds that a write may wait without one byte being taken.
+    """
+
+    def __init__(
+        self, sock: socket.socket, *, label: str, write_stall_timeout: float | None
+    ) -> None:
+        self._sock = sock
+        self._label = label
+        self._write_stall_timeout = write_stall_timeout
+        # Nothing tells whether a TLS record is buffered but reading it.
+        self._plain = not isinstance(sock, ssl.SSLSocket)
+        self._emptied = True
+        self._unyielded = 0
+        self._sent = 0
+        self._ended = False
+        self.answered = False
+        """A byte of the present answer has come."""
+        self.untouched = False
+        """After a failure: the server has seen no byte of the request, which is certain."""
+        self.idle_since = 0.0
+
+    # --- between exchanges -------------------------------------------------------------------
+
+    def is_stale(self) -> bool:
+        """Whether the server has closed it, or has said something unasked. Never a checkpoint."""
+        try:
+            return receive_ready(self._sock) is not None
+        except ClientGone:
+            return True
+
+    def close(self) -> None:
+        """Close now; the server sees it at once. Idempotent."""
+        close(self._sock)
+
+    # --- one exchange ------------------------------------------------------------------------
+
+    async def exchange(
+        self, request: Request, *, max_header_bytes: int, head_timeout: float | None
+    ) -> Head:
+        """Send ``request`` and read up to the head of its answer; closed if that fails.
+
+        :param head_timeout: seconds to wait for the head, once all is sent.
+        :raises UpstreamClosed: the server closed the connection, or reset it.
+        :raises UpstreamInvalid: the answer is no HTTP/1.1, or its head is too large.
+        :raises UpstreamTimeout: the server took nothing, or did not answer.
+        """
+        self.answered = False
+        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=max_header_bytes)
+        try:
+            unsent = await self._write(_render(parser, request))
+            with anyio.move_on_after(head_timeout):
+                head = await self._read_head(
+                    parser, unsent, bodiless=request.head.method == b"HEAD"
+                )
+                # Whoever answers early may never read the rest, and would wait for it for ever.
+                return head if unsent is None else head._replace(keep_alive=False)
+        except BaseException:
+            self.untouched = not self.answered and self._none_taken()
+            self.close()
+            raise
+        self.close()
+        raise UpstreamTimeout(f"{self._label} did not answer in {head_timeout:g} s")
+
+    async def _write(self, data: bytes) -> OSError | None:
+        """Send ``data``; why not all of it went out: an answer may be there all the same.
+
+        :raises UpstreamTimeout: nothing was taken for ``write_stall_timeout`` seconds.
+        """
+        self._sent = 0
+        while self._sent < len(data):
+            try:
+                self._sent += self._sock.send(memoryview(data)[self._sent :])
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                await self._wait_writable()
+            except OSError as error:
+                return error
+        return None
+
+    async def _wait_writable(self) -> None:
+        with anyio.move_on_after(self._write_stall_timeout):
+            await anyio.wait_writable(self._sock)
+            return
+        raise UpstreamTimeout(
+            f"{self._label} took nothing of the request for {self._write_stall_timeout:g} s"
+        )
+
+    def _none_taken(self) -> bool:
+        """Whether it is certain that the server has seen no byte of the request.
+
+        Its FIN acknowledges all that it had received: what is unacknowledged after it (SIOCOUTQ)
+        came too late. A reset acknowledges nothing, and says nothing; nor does a Unix socket.
+        """
+        if not self._sent:
+            return True
+        if not self._ended or self._sock.family == socket.AF_UNIX:
+            return False
+        count = fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(count, sys.byteorder) >= self._sent
+
+    async def _read_head(
+        self, parser: h11.Connection, unsent: OSError | None, *, bodiless: bool
+    ) -> Head:
+        for _ in range(INTERIM_MAX):
+            try:
+                while (event := parser.next_event()) is h11.NEED_DATA:
+                    data = await self._receive(unsent)
+                    self.answered = True
+                    parser.receive_data(data)
+            except h11.ProtocolError as error:
+                raise UpstreamInvalid(
+                    f"{self._label} did not answer in HTTP/1.1: {str(error).partition(':')[0]}"
+                ) from error
+            if isinstance(event, h11.Response):
+                return _head(event, parser.trailing_data[0], bodiless=bodiless)
+        raise UpstreamInvalid(f"{self._label} sent {INTERIM_MAX} interim answers and no real one")
+
+    async def _receive(self, unsent: OSError | None) -> bytes:
+        data = await self.receive()
+        if not data:
+            raise UpstreamClosed(
+                f"{self._label} closed the connection before it had answered", retry_after=1
+            ) from unsent
+        return data
+
+    async def receive(self) -> bytes:
+        """What is there, or what comes first; empty at the end of the input.
+
+        A checkpoint only where it has to wait, or after every 256 KiB.
+
+        :raises UpstreamClosed: the connection was reset.
+        """
+        try:
+            while True:
+                if self._emptied:
+                    self._unyielded = 0
+                    await anyio.wait_readable(self._sock)
+                elif self._unyielded > FAIR_BYTES:
+                    self._unyielded = 0
+                    await anyio.lowlevel.checkpoint()
+                data = receive_ready(self._sock)
+                self._emptied = data is None or (self._plain and len(data) < READ_BYTES)
+                if data is not None:
+                    self._ended = not data
+                    self._unyielded += max(len(data), READ_COST)
+                    return data
+        except ClientGone as error:
+            raise UpstreamClosed(
+                f"the connection to {self._label} broke: {error.__cause__}", retry_after=1
+            ) from error
+
+
+def _render(parser: h11.Connection, request: Request) -> bytes:
+    events = (request.head, h11.Data(data=request.body), h11.EndOfMessage())
+    return b"".join(filter(None, map(parser.send, events)))
+
+
+def _head(response: h11.Response, left: bytes, *, bodiless: bool) -> Head:
+    headers = list(response.headers)
+    values = dict(headers)
+    framing = choose_framing(
+        response,
+        bodiless=bodiless,
+        chunks_allowed=b"transfer-encoding" in values,
+    )
+    body = body_reader(framing, int(values.get(b"content-length", b"0")))
+    closes = (
+        response.http_version < b"1.1"
+        # Two ends of one body: whoever is between may have seen the other (RFC 9112, 6.3).
+        or {b"transfer-encoding", b"content-length"} <= values.keys()
+        or any(name == b"connection" and b"close" in value.lower() for name, value in headers)
+    )
+    keep_alive = not closes and framing != "close"
+    return Head(response.status_code, headers, body, left, keep_alive)

@@ -1,0 +1,122 @@
+"""An answer as it comes: status and headers at once, the body in the pieces that reads bring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from .errors import UpstreamClosed, UpstreamInvalid, UpstreamTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from .connection import ClientConnection, Head
+
+__all__ = ("Response",)
+
+
+class Response:
+    """The answer to one request. Whoever has it closes it.
+
+    :param give_back: takes the connection when this is closed, and whether it can be used again.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        connection: ClientConnection,
+        label: str,
+        give_back: Callable[[ClientConnection, bool], None],
+    ) -> None:
+        self.status = head.status
+        self.headers = head.headers
+        """Names in lower case."""
+        self.label = label
+        """What the server is called in errors."""
+        self._left = head.left
+        self._body = head.body
+        self._keep_alive = head.keep_alive
+        self._connection = connection
+        self._give_back: Callable[[ClientConnection, bool], None] | None = give_back
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has been received."""
+        return self._body.complete and not self._left
+
+    def header(self, name: bytes) -> str | None:
+        """The first header called ``name``, which is in lower case."""
+        return next((value.decode("latin-1") for key, value in self.headers if key == name), None)
+
+    async def receive(self) -> bytes:
+        """The next piece of the body, with all that one read has brought; empty at its end.
+
+        A checkpoint only where it has to wait.
+
+        :raises UpstreamClosed: the connection ended before the body.
+        :raises UpstreamInvalid: the body's framing is broken.
+        """
+        while True:
+            if not self._left:
+                if self._body.complete:
+                    return b""
+                self._left = await self._connection.receive()
+                if not self._left:
+                    if self._body.end():
+                        return b""
+                    raise UpstreamClosed(
+                        f"{self.label} closed the connection in the middle of its answer"
+                    )
+            data, self._left = self._left, b""
+            try:
+                content = self._body.feed(data)
+            except UpstreamInvalid as error:
+                raise UpstreamInvalid(f"the answer of {self.label} is broken: {error}") from error
+            if content:
+                return content
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Iterate over the pieces, as ``receive`` gives them."""
+        return _Chunks(self)
+
+    async def read(self, limit: int, *, within: float | None = None) -> bytes:
+        """The body, to its end. Always a checkpoint.
+
+        :param limit: bytes; more is refused.
+        :param within: seconds for all of it.
+        :raises UpstreamInvalid: it is longer, or its framing is broken.
+        :raises UpstreamTimeout: it did not come in time.
+        :raises UpstreamClosed: the connection ended before the body.
+        """
+        await anyio.lowlevel.checkpoint()
+        body = bytearray()
+        with anyio.move_on_after(within):
+            while piece := await self.receive():
+                body += piece
+                if len(body) > limit:
+                    raise UpstreamInvalid(f"the answer of {self.label} is over {limit} bytes")
+            return bytes(body)
+        raise UpstreamTimeout(f"the answer of {self.label} was not complete after {within:g} s")
+
+    def close(self) -> None:
+        """Give the connection back, or close it if the body has not been read. Idempotent."""
+        if self._give_back is not None:
+            give_back, self._give_back = self._give_back, None
+            reusable = self._keep_alive and self.complete and self._body.clean
+            give_back(self._connection, reusable)
+
+
+class _Chunks:
+    def __init__(self, response: Response) -> None:
+        self._response = response
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = await self._response.receive()
+        if not piece:
+            raise StopAsyncIteration
+        return piece
