@@ -7,6 +7,17 @@ of options, so that an option is the same in every role.
 """
 
 from .all_in_one import ServeConfig
+from .decode import DecodeConfig
 from .option import Option, Options, StagePlacement
+from .prefill import PrefillConfig
+from .router import RouterConfig
 
-__all__ = ("Option", "Options", "ServeConfig", "StagePlacement")
+__all__ = (
+    "DecodeConfig",
+    "Option",
+    "Options",
+    "PrefillConfig",
+    "RouterConfig",
+    "ServeConfig",
+    "StagePlacement",
+)

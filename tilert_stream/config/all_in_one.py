@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .engine import EngineOptions, ModelOptions
+from .engine import DecodeOptions
 from .request import LimitOptions, PipelineOptions
 from .server import HTTPOptions, ListenOptions, LogOptions
 
@@ -18,8 +18,7 @@ class ServeConfig(
     LogOptions,
     HTTPOptions,
     LimitOptions,
-    EngineOptions,
-    ModelOptions,
+    DecodeOptions,
     ListenOptions,
 ):
     """One process: router, prefill and decode.

@@ -1,4 +1,4 @@
-"""Options of every role that has an engine."""
+"""Options of a model, and of the roles that compute with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from .option import Option, Options
 
-__all__ = ("EngineOptions", "ModelOptions")
+__all__ = ("DecodeOptions", "EngineOptions", "ModelOptions", "WindowOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,33 +30,28 @@ class ModelOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(Options):
-    """What computes tokens."""
+class WindowOptions(ModelOptions):
+    """How long prompt and answer may be."""
 
-    engine: Annotated[
-        Literal["torch", "scripted"],
-        Option("Engine", "What computes tokens; 'scripted' answers without a model, for tests."),
-    ] = "torch"
-    slots: Annotated[int, Option("Engine", "Requests decoded at once.", least=1, most=4096)] = 4
     max_seq_len: Annotated[
         int | None,
         Option(
-            "Engine",
+            "Model",
             "Tokens of prompt and answer together.",
             default="the model's, at most 4096",
             least=2,
         ),
     ] = None
-    ar_steps: Annotated[
-        int | None,
-        Option(
-            "Engine",
-            "Decode steps chained before their tokens are read back.",
-            default="8 on a GPU; 1 on a CPU, where a chain saves nothing",
-            least=1,
-            most=1024,
-        ),
-    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(WindowOptions):
+    """What computes."""
+
+    engine: Annotated[
+        Literal["torch", "scripted"],
+        Option("Engine", "What computes tokens; 'scripted' answers without a model, for tests."),
+    ] = "torch"
     threads: Annotated[
         int | None, Option("Engine", "CPU threads of the engine.", default="torch's own", least=1)
     ] = None
@@ -67,3 +62,20 @@ class EngineOptions(Options):
         Literal["auto", "float32", "bfloat16", "float16"],
         Option("Engine", "Type of weights and KV cache; auto is bfloat16 on CUDA, else float32."),
     ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions(EngineOptions):
+    """What decodes."""
+
+    slots: Annotated[int, Option("Engine", "Requests decoded at once.", least=1, most=4096)] = 4
+    ar_steps: Annotated[
+        int | None,
+        Option(
+            "Engine",
+            "Decode steps chained before their tokens are read back.",
+            default="8 on a GPU; 1 on a CPU, where a chain saves nothing",
+            least=1,
+            most=1024,
+        ),
+    ] = None

@@ -8,32 +8,16 @@ from typing import Annotated, Literal
 
 from .option import Option, Options
 
-__all__ = ("HTTPOptions", "ListenOptions", "LogOptions")
+__all__ = ("HTTPOptions", "HostOptions", "ListenOptions", "LogOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListenOptions(Options):
-    """Where a server listens."""
+class HostOptions(Options):
+    """Where a server listens, and on which event loop."""
 
     host: Annotated[
         str, Option("Listen", "Name or address to listen on; '::' takes IPv6 and IPv4.")
     ] = "127.0.0.1"
-    port: Annotated[
-        int, Option("Listen", "Port to listen on; 0 takes any free one.", least=0, most=65535)
-    ] = 8000
-    uds: Annotated[
-        str | None,
-        Option("Listen", "Path of a Unix socket to listen on, in place of host and port."),
-    ] = None
-    workers: Annotated[
-        int,
-        Option(
-            "Listen",
-            "Processes that share the port; more than 1 only for a role without an engine.",
-            least=1,
-            most=1024,
-        ),
-    ] = 1
     ssl_certfile: Annotated[
         Path | None,
         Option("Listen", "PEM file of a certificate and its chain: TLS only.", default="no TLS"),
@@ -57,6 +41,28 @@ class ListenOptions(Options):
             default="it does",
         ),
     ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions(HostOptions):
+    """Where clients are listened to."""
+
+    port: Annotated[
+        int, Option("Listen", "Port to listen on; 0 takes any free one.", least=0, most=65535)
+    ] = 8000
+    uds: Annotated[
+        str | None,
+        Option("Listen", "Path of a Unix socket to listen on, in place of host and port."),
+    ] = None
+    workers: Annotated[
+        int,
+        Option(
+            "Listen",
+            "Processes that share the port; more than 1 only for a role without an engine.",
+            least=1,
+            most=1024,
+        ),
+    ] = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,11 +46,12 @@ def build_app(config: ServeConfig) -> App:
     """
     for stage in config.stages:
         make_link(stage.use)  # a wrong name is told before a model is loaded
-    model = load_model(config)
+    model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
+    front = model.front
     service = local_service(
         model.prefill,
         model.decode,
-        model.tokenizer,
+        front.tokenizer,
         queue_timeout=config.queue_timeout,
         max_queue=config.max_queue,
         coalesce=config.coalesce_ms / 1000,
@@ -68,7 +69,7 @@ def build_app(config: ServeConfig) -> App:
         )
     return App(
         service,
-        model.card,
+        front.card,
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
         done_after_error=config.done_after_error,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -11,7 +12,7 @@ from tilert_stream.errors import ConfigError
 
 from .decode import TorchDecode
 from .load import load
-from .prefill import TorchPrefill
+from .prefill import TorchPrefill, check_window
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,13 +29,35 @@ _DTYPES: Final = {
 _DEFAULT_MAX_SEQ_LEN: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Built:
-    """A model ready to serve. The engines share the checkpoint's weights, and nothing else."""
+    """A model ready to serve. The engines share the checkpoint's weights, and nothing else.
+
+    Each is made once, when it is first asked for: decode's slots take memory.
+    """
 
     checkpoint: Checkpoint
-    prefill: TorchPrefill
-    decode: TorchDecode
+    max_seq_len: int
+    slots: int
+    ar_steps: int
+
+    @cached_property
+    def prefill(self) -> TorchPrefill:
+        """Computes prompts."""
+        return TorchPrefill(self.checkpoint, max_seq_len=self.max_seq_len)
+
+    @cached_property
+    def decode(self) -> TorchDecode:
+        """Computes answers.
+
+        :raises ~tilert_stream.errors.ConfigError: ``slots`` or ``ar_steps`` is below 1.
+        """
+        return TorchDecode(
+            self.checkpoint,
+            slots=self.slots,
+            max_seq_len=self.max_seq_len,
+            ar_steps=self.ar_steps,
+        )
 
 
 def build(
@@ -47,7 +70,7 @@ def build(
     dtype: str = "auto",
     threads: int | None = None,
 ) -> Built:
-    """Load a model and make its engines.
+    """Load a model for its engines.
 
     :param max_seq_len: tokens of prompt and answer together; None: the model's own, at most 4096.
     :param ar_steps: steps of a chain; None: 8 on CUDA and 1 on a CPU, where reading a token back
@@ -68,11 +91,8 @@ def build(
         max_seq_len = min(checkpoint.max_position_embeddings, _DEFAULT_MAX_SEQ_LEN)
     if ar_steps is None:
         ar_steps = 8 if target.type == "cuda" else 1
-    return Built(
-        checkpoint,
-        TorchPrefill(checkpoint, max_seq_len=max_seq_len),
-        TorchDecode(checkpoint, slots=slots, max_seq_len=max_seq_len, ar_steps=ar_steps),
-    )
+    check_window(checkpoint, max_seq_len)
+    return Built(checkpoint, max_seq_len, slots, ar_steps)
 
 
 def _device(name: str) -> torch.device:

@@ -1,0 +1,63 @@
+"""A decode node: what ``python -m tilert_stream.serve decode`` is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from .cluster import TransportOptions
+from .engine import DecodeOptions
+from .option import Option
+from .server import HostOptions, LogOptions
+
+__all__ = ("DecodeConfig",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ports(HostOptions):
+    ctrl_port: Annotated[
+        int,
+        Option(
+            "Listen",
+            "Port on which prefill nodes hand their KV caches over; 0 takes any free one.",
+            least=0,
+            most=65535,
+        ),
+    ] = 5556
+    http_port: Annotated[
+        int,
+        Option("Listen", "Port on which routers call; 0 takes any free one.", least=0, most=65535),
+    ] = 5557
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Landing(TransportOptions):
+    regions: Annotated[
+        int | None,
+        Option(
+            "Cluster",
+            "Landing regions for KV caches on their way; each has room for max_seq_len tokens.",
+            default="slots and 2 more",
+            least=1,
+        ),
+    ] = None
+    reservation_ttl: Annotated[
+        float,
+        Option(
+            "Cluster",
+            "Seconds that a slot stays reserved for a router that is not heard of.",
+            least=0.001,
+        ),
+    ] = 30.0
+    kv_timeout: Annotated[
+        float,
+        Option("Cluster", "Seconds that a request waits for its KV cache, at most.", least=0.001),
+    ] = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig(LogOptions, _Landing, DecodeOptions, _Ports):
+    """One decode node.
+
+    :raises ~tilert_stream.errors.ConfigError: a value is out of its range.
+    """
