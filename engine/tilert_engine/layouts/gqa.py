@@ -2,15 +2,13 @@
 
 In: the torch engine's ``KVCache``, or rows that a connector writes into ``staged``. Out: a
 ``KVCache`` whose tensors are views of the region (of one sender; of several, their heads are put
-together in one copy).
+together in one copy). Torch is imported only when tensors are asked for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
-
-import torch
+from typing import TYPE_CHECKING, Final, cast
 
 from tilert_stream.errors import ConfigError, EngineFault
 
@@ -18,21 +16,17 @@ from .abc import Plane
 from .planes import Geometry, checked_buffer
 
 if TYPE_CHECKING:
-    from tilert_engine.torch.checkpoint import Checkpoint
+    import torch
+
+    from tilert_engine.models.description import ModelDescription
     from tilert_engine.torch.kv_cache import KVCache
 
     from .abc import Description, Row
 
-__all__ = ("GqaDtype", "GqaLayout", "StagedKV")
-
-GqaDtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+__all__ = ("GqaLayout", "StagedKV")
 
 _VERSION: Final = 1
-_DTYPES: Final[dict[str, torch.dtype]] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_ITEM_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +63,9 @@ class GqaLayout:
     _geometry: Geometry = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.dtype not in get_args(GqaDtype):
+        if self.dtype not in _ITEM_BYTES:
             raise ConfigError(
-                f"the KV cache's dtype is {self.dtype!r}; give {', '.join(get_args(GqaDtype))}"
+                f"the KV cache's dtype is {self.dtype!r}; give {', '.join(_ITEM_BYTES)}"
             )
         for name in ("layers", "kv_heads", "head_dim", "senders"):
             value = cast("int", getattr(self, name))
@@ -82,7 +76,7 @@ class GqaLayout:
                 f"{self.kv_heads} key/value heads cannot be shared out among {self.senders}"
                 " senders; set prefill's --tensor-parallel-size to a divisor"
             )
-        row_bytes = self._heads * self.head_dim * self._torch_dtype.itemsize
+        row_bytes = self._heads * self.head_dim * _ITEM_BYTES[self.dtype]
         planes = tuple(
             Plane(f"{kind}{rank}", self.layers, 1, row_bytes, rank)
             for kind in ("k", "v")
@@ -91,15 +85,16 @@ class GqaLayout:
         object.__setattr__(self, "_geometry", Geometry(planes, self.max_seq_len))
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, *, max_seq_len: int, senders: int = 1) -> GqaLayout:
-        """The layout of the torch engines' KV cache on ``checkpoint``."""
-        config = checkpoint.config
+    def of(
+        cls, model: ModelDescription, *, dtype: str, max_seq_len: int, senders: int = 1
+    ) -> GqaLayout:
+        """The layout of the torch engines' KV cache on ``model``, computed in ``dtype``."""
         return cls(
-            model=checkpoint.name,
-            layers=config.layers,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=str(checkpoint.weights.dtype).removeprefix("torch."),
+            model=model.name,
+            layers=model.config.layers,
+            kv_heads=model.config.kv_heads,
+            head_dim=model.config.head_dim,
+            dtype=dtype,
             max_seq_len=max_seq_len,
             senders=senders,
         )
@@ -130,7 +125,9 @@ class GqaLayout:
 
     @property
     def _torch_dtype(self) -> torch.dtype:
-        return _DTYPES[self.dtype]
+        import torch
+
+        return cast("torch.dtype", getattr(torch, self.dtype))
 
     def describe(self) -> Description:
         """As the contract."""
@@ -163,6 +160,8 @@ class GqaLayout:
         :raises ValueError: ``staging`` is not writable bytes, or too small.
         :raises ~tilert_stream.errors.InvalidRequest: ``seq_len`` is below 1 or does not fit.
         """
+        import torch
+
         target = checked_buffer("staging", staging, self.staging_bytes(seq_len, rank))
         flat = torch.frombuffer(target, dtype=self._torch_dtype)
         shape = (2, self.layers, seq_len, self._heads, self.head_dim)
@@ -180,6 +179,8 @@ class GqaLayout:
 
     def unpack(self, region: memoryview, seq_len: int) -> KVCache:
         """As the contract; a view of ``region`` where there is one sender."""
+        import torch
+
         from tilert_engine.torch.kv_cache import KVCache
 
         self._geometry.check(seq_len)

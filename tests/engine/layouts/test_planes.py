@@ -173,7 +173,9 @@ def test_kv_06_a_field_that_one_side_does_not_have_is_a_difference() -> None:
 
 def test_layouts_of_nodes_without_torch_leave_it_alone() -> None:
     code = (
-        "import sys, tilert_engine.layouts.abc, tilert_engine.layouts.scripted;"
+        "import sys, tilert_engine.layouts.scripted, tilert_engine.layouts.gqa as gqa;"
+        "gqa.GqaLayout(model='m', layers=2, kv_heads=2, head_dim=4, dtype='float16',"
+        "max_seq_len=8).describe();"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
