@@ -102,9 +102,9 @@ class Site:
 
     @asynccontextmanager
     async def serve(self, llm: App, app: ASGIApp | None = None) -> AsyncGenerator[Address]:
-        """Serve ``llm``, or an ``app`` that has it in it already."""
+        """Serve ``llm``, or an ``app`` that has it under ``/llm`` already."""
         door = Door(self.build(llm) if app is None else app)
-        prefix = "" if self.mount is None else "/llm"
+        prefix = "" if self.mount is None and app is None else "/llm"
         with anyio.fail_after(LIMIT):
             async with self.host.serve(door) as port:
                 with ExitStack() as clients:

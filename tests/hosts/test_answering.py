@@ -6,46 +6,12 @@ from contextlib import ExitStack
 from itertools import count
 
 from tests.hosts.answers import Answer, read, read_one
+from tests.hosts.faults import Fault, Turnstile
 from tests.hosts.servers import Host
 from tests.hosts.sites import Site
 from tilert_engine.scripted import Script
 from tilert_stream.errors import EngineFault
-from tilert_stream.testing import Gate
 from tilert_stream.testing.apps import ScriptedApp
-
-
-class Turnstile:
-    """The engine's thread stands before each of its first ``count`` chains."""
-
-    def __init__(self, count: int) -> None:
-        self.gates = [Gate() for _ in range(count)]
-        self.script = Script(before_chain=self._pass)
-
-    def _pass(self, turn: int) -> None:
-        if turn < len(self.gates):
-            self.gates[turn].pass_through(turn)
-
-    def __enter__(self) -> Turnstile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for gate in self.gates:
-            gate.open()
-
-
-class Fault:
-    """The engine fails this request before chain ``turn``, as soon as it is let go."""
-
-    def __init__(self, turn: int, gates: ExitStack) -> None:
-        self._gate = gates.enter_context(Gate())
-        self._turn = turn
-        self.script = Script(before_chain=self._fail)
-        self.strike = self._gate.open
-
-    def _fail(self, turn: int) -> None:
-        if turn == self._turn:
-            self._gate.pass_through(turn)
-            raise EngineFault("the cache is full")
 
 
 async def test_http_01_every_token_leaves_before_the_next_is_made(site: Site) -> None:
