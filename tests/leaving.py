@@ -122,12 +122,13 @@ class Client:
         self,
         *,
         stream: bool,
+        prompt: str = "the quick",
         prefix: str = "",
         version: str = "1.1",
         headers: tuple[str, ...] = ("connection: close",),
         max_tokens: int = MAX_TOKENS,
     ) -> None:
-        body = orjson.dumps({"prompt": "the quick", "max_tokens": max_tokens, "stream": stream})
+        body = orjson.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": stream})
         head = (
             f"POST {prefix}/v1/completions HTTP/{version}",
             "host: x",
@@ -156,7 +157,10 @@ class Client:
             answer += data
         return answer
 
-    def leave(self, how: How) -> None:
+    def leave(self, how: How = "fin") -> None:
+        """Close the connection, if that has not been done."""
+        if self._sock.fileno() < 0:
+            return
         if how == "rst":
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         anyio.notify_closing(self._sock)

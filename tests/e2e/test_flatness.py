@@ -84,7 +84,8 @@ async def test_streams_leave_nothing_behind(serve: Serve, warm_up: int, count: i
         await anyio.wait_all_tasks_blocked()
         after = rss(), threading.active_count(), descriptors()
         assert streams.complete - done >= count
-    assert after[1] == before[1]
+    # The event loop keeps a few worker threads for name look-ups, which come and go.
+    assert after[1] <= before[1] + SLOTS
     # A connection that the client has closed may still be on its way out.
     assert after[2] <= before[2] + 2 * SLOTS
     assert after[0] - before[0] < RSS_GROWTH

@@ -29,6 +29,9 @@ from starlette.types import ASGIApp
 
 BACKLOG = 128
 
+GRACE = 10
+"""Seconds that a server has to come to its end."""
+
 LOG = logging.getLogger("tests.hosts")
 """What a server says, where it can be told where to say it."""
 
@@ -114,14 +117,25 @@ class Host:
     async def serve(self, app: ASGIApp) -> AsyncGenerator[int]:
         """Serve ``app`` on a port of loopback; its lifespan is over when the block is left."""
         stop = anyio.Event()
+        # A test that fails leaves its server like any other; cut off, it would leave threads.
+        life = anyio.CancelScope(shield=True)
+
+        async def live(listener: socket.socket) -> None:
+            with life:
+                await self.run(app, listener, stop)
+
         with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
             listener.setblocking(False)
+            # Connections inherit it. Servers set it on sockets of their own, not on given ones.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.run, app, listener, stop)
+                tasks.start_soon(live, listener)
                 try:
                     yield listener.getsockname()[1]
                 finally:
                     stop.set()
+                    life.deadline = anyio.current_time() + GRACE
+            assert not life.cancelled_caught, f"{self.name} did not stop within {GRACE} s"
 
 
 HOSTS = (

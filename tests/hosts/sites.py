@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -69,9 +69,16 @@ class Address:
     port: int
     prefix: str
     door: Door
+    clients: ExitStack
+    """They leave when the test is over, if they have not before."""
+
+    def connect(self) -> Client:
+        client = Client(self.port)
+        self.clients.callback(client.leave)
+        return client
 
     def post(self, *, stream: bool, **options: Any) -> Client:
-        client = Client(self.port)
+        client = self.connect()
         client.post(stream=stream, prefix=self.prefix, **options)
         return client
 
@@ -95,12 +102,13 @@ class Site:
 
     @asynccontextmanager
     async def serve(self, llm: App, app: ASGIApp | None = None) -> AsyncGenerator[Address]:
-        """Serve ``llm``, or an ``app`` that has it in it already."""
+        """Serve ``llm``, or an ``app`` that has it under ``/llm`` already."""
         door = Door(self.build(llm) if app is None else app)
-        prefix = "" if self.mount is None else "/llm"
+        prefix = "" if self.mount is None and app is None else "/llm"
         with anyio.fail_after(LIMIT):
             async with self.host.serve(door) as port:
-                yield Address(port, prefix, door)
+                with ExitStack() as clients:
+                    yield Address(port, prefix, door, clients)
 
 
 BY_NAME = {host.name: host for host in HOSTS}

@@ -24,7 +24,6 @@ WAYS: tuple[tuple[bool, How], ...] = tuple(product((True, False), ("fin", "rst")
 async def assert_served(address: Address) -> None:
     client = address.post(stream=True)
     answer = await client.read_all()
-    client.leave("fin")
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b"data: [DONE]" in answer
 
@@ -87,6 +86,5 @@ async def test_dis_02_leaving_the_queue(site: Site) -> None:
                 assert app.service.ledger.counts == held, (stream, how)
             place.open()
             assert b"data: [DONE]" in await first.read_all()
-            first.leave("fin")
     assert app.service.ledger.counts == {}
     assert app.decode_engine.busy == {}

@@ -102,6 +102,7 @@ class StreamResponse:
                 # A stage's factory failed: nothing has been sent, so it is an answer like others.
                 outcome = Finished.failed(error)
             if outcome is not None and outcome.error is not None:
+                listener.cancel()  # for the reason that _write gives
                 await ErrorResponse(outcome.error, self._headers)(scope, receive, send)
             tasks.cancel_scope.cancel()
 

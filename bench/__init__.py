@@ -1,0 +1,1 @@
+"""The server beside its floor and its peers: ``python -m bench``."""
