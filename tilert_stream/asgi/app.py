@@ -14,7 +14,6 @@ Served by any ASGI server, or mounted in an existing app, whose lifespan then en
 
 from __future__ import annotations
 
-import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +21,7 @@ from anyio import to_thread
 from starlette.routing import Route, Router
 
 from .. import __version__
-from ..errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
+from ..errors import NotReady
 from ..openai.chat import parse_chat
 from ..openai.completions import parse_completion
 from ..openai.encoding import dumps
@@ -30,32 +29,27 @@ from ..openai.objects import model_list
 from ..stages.plain import EncodeJSON
 from ..stages.sse import EncodeSSE
 from .auth import KeyRing
+from .endpoint import Endpoint, json_answer, not_found
 from .request_body import read_body
-from .response import EVENT_STREAM, JSON, ErrorResponse, JSONBody, StreamResponse
+from .response import EVENT_STREAM, JSON, JSONBody, StreamResponse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from ..events import GenerateRequest, TextDelta
     from ..model.card import ModelCard
     from ..openai.envelope import Envelope
     from ..service import Service
-    from .response import Headers
+    from .endpoint import Handler
 
-    Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
     Parse = Callable[[bytes, ModelCard], tuple[GenerateRequest, Envelope]]
 
 __all__ = ("App",)
 
 PARSED_IN_A_THREAD: Final = 32 * 1024
 """Bytes of a body from which on tokenizing it would hold up every other stream for milliseconds."""
-
-ECHO_MAX: Final = 200
-"""Characters of a path or a method that an error repeats."""
-
-logger = logging.getLogger(__name__)
 
 
 class App:
@@ -85,15 +79,15 @@ class App:
         self._done_after_error = done_after_error
         self._router = Router(
             routes=[
-                Route("/v1/chat/completions", _Endpoint(POST=self._generate(parse_chat))),
-                Route("/v1/completions", _Endpoint(POST=self._generate(parse_completion))),
-                Route("/v1/models", _Endpoint(GET=self._models)),
-                Route("/health", _Endpoint(GET=_json({"status": "ok"}))),
-                Route("/ready", _Endpoint(GET=self._ready)),
-                Route("/version", _Endpoint(GET=_json({"version": __version__}))),
+                Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
+                Route("/v1/completions", Endpoint(POST=self._generate(parse_completion))),
+                Route("/v1/models", Endpoint(GET=self._models)),
+                Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
+                Route("/ready", Endpoint(GET=self._ready)),
+                Route("/version", Endpoint(GET=json_answer({"version": __version__}))),
             ],
             redirect_slashes=False,
-            default=_not_found,
+            default=not_found,
             lifespan=lambda _app: self.lifespan(),
         )
 
@@ -138,57 +132,3 @@ class App:
         if not self.service.ready:
             raise NotReady("starting, draining, or without a living engine", retry_after=1)
         await JSONBody(b'{"status":"ready"}')(scope, receive, send)
-
-
-class _Endpoint:
-    """One path: picks the method's handler, and answers every error as an OpenAI object."""
-
-    def __init__(self, **handlers: Handler) -> None:
-        if "GET" in handlers:
-            handlers.setdefault("HEAD", handlers["GET"])
-        self._handlers: Mapping[str, Handler] = handlers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._handler(scope["method"])(scope, receive, watched)
-        except Cancelled:
-            logger.info("%s %s: the client left", scope["method"], scope["path"])
-        except TilertStreamError as error:
-            if started:
-                raise
-            await ErrorResponse(error, self._allow(error))(scope, receive, send)
-
-    def _handler(self, method: str) -> Handler:
-        handler = self._handlers.get(method)
-        if handler is None:
-            raise MethodNotAllowed(f"{_cut(method)} is not allowed here; use {self._methods()}")
-        return handler
-
-    def _methods(self) -> str:
-        return ", ".join(sorted(self._handlers))
-
-    def _allow(self, error: TilertStreamError) -> Headers:
-        allowed = isinstance(error, MethodNotAllowed)
-        return ((b"allow", self._methods().encode()),) if allowed else ()
-
-
-def _json(content: object) -> Handler:
-    return JSONBody(dumps(content))
-
-
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] != "http":
-        return
-    await ErrorResponse(NotFound(f"no such path: {_cut(scope['path'])}"))(scope, receive, send)
-
-
-def _cut(given: str) -> str:
-    """What of a client's own words an error repeats: a scanner may send tens of kilobytes."""
-    return given if len(given) <= ECHO_MAX else f"{given[:ECHO_MAX]}…"

@@ -5,37 +5,23 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
-
-import anyio
+from typing import TYPE_CHECKING
 
 from tilert_stream.asgi import App
-from tilert_stream.errors import ConfigError, EngineDied, TilertStreamError
-from tilert_stream.http import Server, ServerSettings, run_until_signalled
+from tilert_stream.errors import ConfigError
 from tilert_stream.link import make_link
 from tilert_stream.nodes.local import local_service
 from tilert_stream.time_limits import TimeLimits
 
 from .announcement import announce
+from .hosting import begin_log, check_host, client_settings, serve_until_signalled
 from .models import load_model
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from anyio.abc import TaskStatus
-
     from tilert_stream.config import ServeConfig
-    from tilert_stream.http.scope import Address
 
 __all__ = ("build_app", "run")
-
-logger = logging.getLogger(__name__)
-
-ENGINE_DIED: Final = 70
-"""Exit code (EX_SOFTWARE) after an engine's death: a supervisor should start us again."""
 
 
 def build_app(config: ServeConfig) -> App:
@@ -82,9 +68,7 @@ def run(config: ServeConfig) -> int:
     :raises ~tilert_stream.errors.ConfigError: the backend is not installed, or as ``build_app``.
     :raises ~tilert_stream.errors.TilertStreamError: as ``build_app`` and ``Server.serve``.
     """
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
-    )
+    begin_log(config)
     if config.workers > 1:
         raise ConfigError(
             f"workers is {config.workers}; it must be 1 where the engine runs in this process: its"
@@ -92,68 +76,21 @@ def run(config: ServeConfig) -> int:
             " Raise slots to decode more requests at once.",
             param="workers",
         )
-    if config.backend == "trio" and find_spec("trio") is None:
-        raise ConfigError(
-            "backend is 'trio', and the package 'trio' is not installed; install it with:"
-            " pip install 'tilert-stream[trio]', or use the asyncio backend.",
-            param="backend",
-        )
-    settings = _settings(config)
+    check_host(config)
+    settings = client_settings(
+        config, config, config, port=config.port, uds=config.uds, access_log=config.access_log
+    )
     app = build_app(config)
     if config.print_pipeline:
         sys.stdout.write(f"{app.service.pipeline}\n")
         return 0
-    options: dict[str, Any] = {}
-    if config.backend == "asyncio":
-        options["use_uvloop"] = config.uvloop and find_spec("uvloop") is not None
-    return anyio.run(_serve, app, settings, backend=config.backend, backend_options=options)
-
-
-async def _serve(app: App, settings: ServerSettings) -> int:
-    server = Server(app, settings, on_drain=app.service.drain)
-    failure: TilertStreamError | None = None
-    async with anyio.create_task_group() as tasks:
-
-        async def serve(*, task_status: TaskStatus[list[Address]]) -> None:
-            await run_until_signalled(server, task_status=task_status)
-            tasks.cancel_scope.cancel()
-
-        try:
-            addresses = await tasks.start(serve)
-        except TilertStreamError as error:  # raised before anything was served
-            failure = error
-        else:
-            announce(addresses[0], app.card, secure=settings.ssl_certfile is not None)
-            failure = await app.service.died()
-            logger.critical("%s", failure.message)
-            server.drain(at_once=True)
-    if isinstance(failure, EngineDied):
-        return ENGINE_DIED
-    if failure is not None:
-        raise failure
-    return 0
-
-
-def _settings(config: ServeConfig) -> ServerSettings:
-    return ServerSettings(
-        host=config.host,
-        port=config.port,
-        uds=config.uds,
-        ssl_certfile=_text(config.ssl_certfile),
-        ssl_keyfile=_text(config.ssl_keyfile),
-        max_connections=config.max_connections,
-        max_header_bytes=config.max_header_bytes,
-        max_body_bytes=config.max_body_bytes,
-        header_timeout=config.header_timeout,
-        body_timeout=config.body_timeout,
-        idle_timeout=config.keep_alive_timeout,
-        write_stall_timeout=config.write_stall_timeout,
-        drain_delay=config.drain_delay,
-        drain_timeout=config.drain_timeout,
-        allow_half_close=config.allow_half_close,
-        access_log=config.access_log,
+    return serve_until_signalled(
+        app,
+        settings,
+        config,
+        on_ready=lambda address: announce(
+            address, app.card, secure=settings.ssl_certfile is not None
+        ),
+        on_drain=app.service.drain,
+        died=app.service.died,
     )
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

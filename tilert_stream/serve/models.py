@@ -83,7 +83,9 @@ class _Torch:
     def layout(self) -> KVLayout:
         from tilert_engine.layouts.gqa import GqaLayout
 
-        return GqaLayout.of(self._built.checkpoint, max_seq_len=self._built.max_seq_len)
+        checkpoint = self._built.checkpoint
+        dtype = str(checkpoint.weights.dtype).removeprefix("torch.")
+        return GqaLayout.of(checkpoint, dtype=dtype, max_seq_len=self._built.max_seq_len)
 
 
 class _Scripted:

@@ -1,0 +1,83 @@
+"""One path of an app: the method's handler, and every error as an OpenAI object."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from ..errors import Cancelled, MethodNotAllowed, NotFound, TilertStreamError
+from ..openai.encoding import dumps
+from .response import ErrorResponse, JSONBody
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.types import Message, Receive, Scope, Send
+
+    from .response import Headers
+
+    Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+__all__ = ("Endpoint", "json_answer", "not_found")
+
+ECHO_MAX: Final = 200
+"""Characters of a path or a method that an error repeats."""
+
+logger = logging.getLogger(__name__)
+
+
+class Endpoint:
+    """One path: picks the method's handler, and answers every error as an OpenAI object."""
+
+    def __init__(self, **handlers: Handler) -> None:
+        if "GET" in handlers:
+            handlers.setdefault("HEAD", handlers["GET"])
+        self._handlers: Mapping[str, Handler] = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._handler(scope["method"])(scope, receive, watched)
+        except Cancelled:
+            logger.info("%s %s: the client left", scope["method"], scope["path"])
+        except TilertStreamError as error:
+            if started:
+                raise
+            await ErrorResponse(error, self._allow(error))(scope, receive, send)
+
+    def _handler(self, method: str) -> Handler:
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise MethodNotAllowed(f"{_cut(method)} is not allowed here; use {self._methods()}")
+        return handler
+
+    def _methods(self) -> str:
+        return ", ".join(sorted(self._handlers))
+
+    def _allow(self, error: TilertStreamError) -> Headers:
+        allowed = isinstance(error, MethodNotAllowed)
+        return ((b"allow", self._methods().encode()),) if allowed else ()
+
+
+def json_answer(content: object) -> Handler:
+    """The same JSON for everybody."""
+    return JSONBody(dumps(content))
+
+
+async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    """The answer for a path that there is not."""
+    if scope["type"] != "http":
+        return
+    await ErrorResponse(NotFound(f"no such path: {_cut(scope['path'])}"))(scope, receive, send)
+
+
+def _cut(given: str) -> str:
+    """What of a client's own words an error repeats: a scanner may send tens of kilobytes."""
+    return given if len(given) <= ECHO_MAX else f"{given[:ECHO_MAX]}…"
