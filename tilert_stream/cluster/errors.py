@@ -1,0 +1,42 @@
+"""What goes wrong between a router and its nodes, beyond what any HTTP client can meet."""
+
+from __future__ import annotations
+
+from ..errors import InvalidRequest
+from ..http.client.errors import UpstreamError
+
+__all__ = ("DecodeFailed", "LayoutMismatch", "NodeRefused", "ReservationLost", "Unprocessable")
+
+
+class DecodeFailed(UpstreamError):
+    """The decode node gave the request up: its engine failed, or the KV cache never came."""
+
+    code = "decode_failed"
+
+
+class LayoutMismatch(UpstreamError):
+    """The decode node cannot take the KV cache that prefill makes; its message says why."""
+
+    status = 503
+    code = "kv_layout_mismatch"
+
+
+class NodeRefused(UpstreamError):
+    """A node refused the router itself: a key, a path or a model's name is configured wrongly."""
+
+    code = "upstream_refused"
+
+
+class ReservationLost(UpstreamError):
+    """The decode node no longer holds the promised slot: it expired, or the node restarted."""
+
+    status = 503
+    code = "reservation_lost"
+    retryable = True
+
+
+class Unprocessable(InvalidRequest):
+    """A request that prefill understands and cannot carry out."""
+
+    status = 422
+    code = "unprocessable"

@@ -1,0 +1,194 @@
+"""The call of a vLLM-like prefill: a request in, a body out; an answer in, the first token out.
+
+Prefill is an OpenAI server that is asked for one token. What it is asked is the client's request,
+rid of every field that makes no sense for one token: some of them would make it decode the whole
+answer, others are refused where an answer is not streamed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+import orjson
+
+from ..events import PromptUsage, TokenBatch
+from ..http.client.errors import UpstreamError, UpstreamInvalid
+from .json_fields import as_list, as_object, token_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..events import GenerateRequest
+
+__all__ = ("PrefillAnswer", "prefill_body", "read_prefill_answer", "request_fields")
+
+DROPPED: Final = frozenset(
+    {"stream_options", "max_completion_tokens", "stop", "n", "echo", "best_of", "min_tokens"}
+)
+"""``max_completion_tokens`` wins over ``max_tokens``, ``stream_options`` is refused without
+``stream``, and a stop string may be the first token: stopping is the router's own work."""
+
+_TOKEN: Final = re.compile(r"token_id:([0-9]{1,10})")
+_GIVEN_UP: Final = frozenset({"abort", "error", "cancelled"})
+
+
+def request_fields(request: GenerateRequest) -> dict[str, object]:
+    """``request`` as the fields of a completion: its prompt as token ids.
+
+    Ids, not text: the decode node's KV cache then belongs to exactly the prompt that the router
+    has counted, whatever template or special tokens prefill would have added.
+    """
+    limits, sampling = request.limits, request.sampling
+    return {
+        "prompt": request.prompt_ids,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed,
+        "min_tokens": limits.min_tokens,
+        "stop_token_ids": sorted(limits.stop_ids),
+        "ignore_eos": not limits.eos_ids,
+    }
+
+
+def prefill_body(
+    fields: Mapping[str, object],
+    *,
+    request_id: str,
+    model: str,
+    kv_transfer_params: Mapping[str, object] | None,
+) -> dict[str, object]:
+    """What prefill is sent for a request with ``fields``; they are not changed.
+
+    :param fields: of a chat completion (with ``messages``) or a completion.
+    :param request_id: hex digits without a dash: both ends derive the name of the hand-off from
+        it, and take off what stands behind a dash.
+    :param model: prefill's own name of the model, whatever the client has called it.
+    :param kv_transfer_params: what prefill's connector needs to find the decode node.
+    """
+    body = {name: value for name, value in fields.items() if name not in DROPPED}
+    body |= {
+        "model": model,
+        "max_tokens": 1,
+        "stream": False,
+        "request_id": request_id,
+        # Two ways to learn the id of the first token; servers know one or the other.
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    if _integer(fields.get("min_tokens")) >= 1:
+        body["min_tokens"] = 1
+    if "messages" in fields:
+        body |= {"logprobs": True, "top_logprobs": max(1, _integer(fields.get("top_logprobs")))}
+    else:
+        body["logprobs"] = max(1, _integer(fields.get("logprobs")))
+    if kv_transfer_params is not None:
+        body["kv_transfer_params"] = dict(kv_transfer_params)
+    return body
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAnswer:
+    """What prefill says of a computed prompt."""
+
+    first: TokenBatch
+    """The first token, one id."""
+    usage: PromptUsage
+    kv_transfer_params: Mapping[str, object] | None
+    """What its connector gives to the decode node; None where it says nothing."""
+
+
+def read_prefill_answer(body: bytes, *, prompt_tokens: int, label: str) -> PrefillAnswer:
+    """Read a 200 of prefill: OpenAI's chat completion or completion, as vLLM writes it.
+
+    :param prompt_tokens: the prompt's length as the router has counted it.
+    :param label: what prefill is called in errors.
+    :raises UpstreamInvalid: it is no such object, does not say the first token's id, or is about
+        another prompt.
+    :raises UpstreamError: prefill has given the request up.
+    """
+    try:
+        answer = as_object(orjson.loads(body), "the answer")
+        choice = as_object(as_list(answer.get("choices"), "choices", least=1)[0], "choices[0]")
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str) and reason in _GIVEN_UP:
+            raise UpstreamError(f"{label} gave the request up (finish_reason {reason!r})")
+        first = _first_token(choice)
+        usage = _usage(answer.get("usage"), prompt_tokens)
+        params = answer.get("kv_transfer_params")
+        if params is not None:
+            params = as_object(params, "kv_transfer_params")
+    except orjson.JSONDecodeError as error:
+        raise UpstreamInvalid(f"{label} did not answer in JSON: {_what_else(body)}") from error
+    except ValueError as error:
+        raise UpstreamInvalid(f"the answer of {label} cannot be used: {error}") from error
+    return PrefillAnswer(TokenBatch((first,)), usage, params)
+
+
+def _what_else(body: bytes) -> str:
+    if body.lstrip()[:6] in (b"data: ", b"event:"):
+        return "it sent an event stream, although stream is false"
+    return f"{len(body)} bytes of something else" if body else "nothing came"
+
+
+def _first_token(choice: Mapping[str, object]) -> int:
+    ids = choice.get("token_ids")
+    named = _named_token(choice.get("logprobs"))
+    if ids is not None:
+        ids = as_list(ids, "choices[0].token_ids")
+        if len(ids) != 1:
+            raise ValueError(f"choices[0].token_ids has {len(ids)} ids; one was asked for")
+        first = token_id(ids[0], "choices[0].token_ids[0]")
+        if named not in (None, first):
+            raise ValueError(f"choices[0] says both {first} and {named} for the first token")
+        return first
+    if named is None:
+        raise ValueError(
+            "choices[0] does not say the first token's id, neither in token_ids nor as"
+            " 'token_id:N' in logprobs; start prefill with --return-tokens-as-token-ids"
+        )
+    return named
+
+
+def _named_token(logprobs: object) -> int | None:
+    """The ``token_id:N`` of a chat's ``content[0].token`` or a completion's ``tokens[0]``."""
+    if not isinstance(logprobs, dict):
+        return None
+    entries = cast("dict[str, object]", logprobs)
+    content, tokens = entries.get("content"), entries.get("tokens")
+    name: object = None
+    if isinstance(content, list) and content:
+        entry = cast("list[object]", content)[0]
+        name = cast("dict[str, object]", entry).get("token") if isinstance(entry, dict) else None
+    elif isinstance(tokens, list) and tokens:
+        name = cast("list[object]", tokens)[0]
+    match = _TOKEN.fullmatch(name) if isinstance(name, str) else None
+    return None if match is None else token_id(int(match[1]), "logprobs")
+
+
+def _usage(usage: object, prompt_tokens: int) -> PromptUsage:
+    """The prompt's tokens; our own count where prefill does not report it."""
+    if not isinstance(usage, dict):
+        return PromptUsage(prompt_tokens)
+    fields = cast("dict[str, object]", usage)
+    reported = _integer(fields.get("prompt_tokens")) or prompt_tokens
+    if reported != prompt_tokens:
+        raise ValueError(
+            f"it is about a prompt of {reported} tokens; the prompt has {prompt_tokens}"
+        )
+    details = fields.get("prompt_tokens_details")
+    cached = (
+        cast("dict[str, object]", details).get("cached_tokens")
+        if isinstance(details, dict)
+        else None
+    )
+    if not isinstance(cached, int) or isinstance(cached, bool):
+        return PromptUsage(prompt_tokens)
+    return PromptUsage(prompt_tokens, min(max(cached, 0), prompt_tokens))
