@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .scope import RequestScope
 
-__all__ = ("Kind", "Link", "make_link")
+__all__ = ("Kind", "Link", "make_link", "where_of")
 
 
 class Kind(Enum):
@@ -41,9 +41,23 @@ class Link:
     takes: str
     gives: str
 
+    @property
+    def where(self) -> str:
+        """The other process that does its work; empty if this one does."""
+        return where_of(self.target)
+
     def make(self, scope: RequestScope) -> object:
         """The transform or stage of one request."""
         return cast("Callable[[RequestScope], object]", self.target)(scope)
+
+
+def where_of(worker: object) -> str:
+    """What a stage or a node says of where it works, such as ``prefill http://10.0.0.1:8000``.
+
+    Whatever works in this process need not say anything.
+    """
+    where = getattr(worker, "where", "")
+    return where if isinstance(where, str) else ""
 
 
 def make_link(stage: object, name: str | None = None) -> Link:

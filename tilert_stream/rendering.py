@@ -16,13 +16,13 @@ __all__ = ("render",)
 
 
 def render(links: Sequence[Link]) -> str:
-    """One line a stage, grouped by the task that runs it.
+    """One line a stage, grouped by the task that runs it; what another process does has an arrow.
 
     ::
 
     producer task
-      reserve       GenerateRequest → Reserved
-      decode        Reserved → TokenBatch
+      reserve       GenerateRequest → Reserved  ⇢ decode 10.0.0.2:5557
+      decode        Reserved → TokenBatch  ⇢ decode 10.0.0.2:5557
     ══ mailbox
     writer task, fused
       detokenize    TokenBatch → TextDelta
@@ -38,8 +38,13 @@ def render(links: Sequence[Link]) -> str:
             lines += ["══ mailbox", title]
         else:
             lines += ["══ channel", title]
-        lines += [f"  {link.name:<{width}}  {link.takes} → {link.gives}" for *_, link in group]
+        lines += [_line(link, width) for *_, link in group]
     return "\n".join(lines)
+
+
+def _line(link: Link, width: int) -> str:
+    away = f"  ⇢ {link.where}" if link.where else ""
+    return f"  {link.name:<{width}}  {link.takes} → {link.gives}{away}"
 
 
 def _placed(links: Sequence[Link]) -> list[tuple[str, int, Link]]:

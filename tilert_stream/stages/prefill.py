@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilert_stream.lifecycle import State
+from tilert_stream.link import where_of
 
 if TYPE_CHECKING:
     from tilert_stream.abc import PrefillNode
@@ -25,6 +26,8 @@ class Prefill:
 
     def __init__(self, node: PrefillNode) -> None:
         self._node = node
+        self.where = where_of(node)
+        """The process that does the work, in print."""
 
     async def call(self, item: Reserved, scope: RequestScope) -> Prefilled | Finished:
         """Compute the prompt; ``Finished`` if the first token is also the last."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilert_stream.lifecycle import State
+from tilert_stream.link import where_of
 
 if TYPE_CHECKING:
     from tilert_stream.abc import DecodeNode
@@ -23,6 +24,8 @@ class Reserve:
 
     def __init__(self, node: DecodeNode) -> None:
         self._node = node
+        self.where = where_of(node)
+        """The process that does the work, in print."""
 
     async def call(self, item: GenerateRequest, scope: RequestScope) -> Reserved | Finished:
         """Wait in line for a slot.
