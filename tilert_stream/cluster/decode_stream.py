@@ -1,0 +1,150 @@
+"""A decode node's lines in; the request's tokens and its end out. No I/O.
+
+Rules:
+
+1. The first token is the one that prefill has made: it has left already, and is only compared.
+2. The router ends the request by itself where its limits do (``Limits.cut``), whatever the node
+   goes on to say.
+3. A failure is never a finish reason: a stream that ends without ``done``, or whose ``done`` does
+   not count what has come, is an error.
+4. What one read has brought becomes one batch, and the end travels with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ..events import Finished, TokenBatch
+from ..http.client.errors import UpstreamClosed, UpstreamInvalid
+from .decode_lines import DecodeDone, DecodeError, DecodeLines, DecodeTokens
+from .errors import DecodeFailed
+
+if TYPE_CHECKING:
+    from ..events import Limits, TokenLogprob
+
+__all__ = ("DecodeItem", "DecodeStream")
+
+MESSAGE_MAX: Final = 2000
+"""Characters of the node's own words that are passed on."""
+
+DecodeItem: TypeAlias = "TokenBatch | Finished"
+
+
+class _News:
+    """What one read has brought."""
+
+    __slots__ = ("end", "ids", "logprobs")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.end: Finished | None = None
+
+    def logprobs_of(self, count: int) -> tuple[TokenLogprob, ...] | None:
+        """The first ``count``; None where the node has not sent one an id."""
+        whole = bool(self.logprobs) and len(self.logprobs) == len(self.ids)
+        return tuple(self.logprobs[:count]) if whole else None
+
+
+class DecodeStream:
+    """One request's stream.
+
+    :param first_token: what prefill has made, and the node begins with.
+    :param label: what the node is called in errors.
+    """
+
+    __slots__ = (
+        "_emitted",
+        "_first_token",
+        "_label",
+        "_limits",
+        "_lines",
+        "_seen",
+        "finished",
+    )
+
+    def __init__(self, limits: Limits, first_token: int, *, label: str) -> None:
+        self._limits = limits
+        self._first_token = first_token
+        self._label = label
+        self._lines = DecodeLines()
+        self._seen = 0
+        self._emitted = 1
+        self.finished: Finished | None = None
+        """How the request ended; what is fed after that is thrown away."""
+
+    @property
+    def node_ended(self) -> bool:
+        """Whether the node has said that it is done with the request."""
+        return self._lines.ended
+
+    def feed(self, data: bytes) -> list[DecodeItem]:
+        """The tokens that ``data`` brings, as one batch, and the end if it is among them."""
+        news = _News()
+        try:
+            for line in self._lines.feed(data):
+                if not isinstance(line, DecodeTokens):
+                    news.end = self._end(line)
+                elif self.finished is None:
+                    self._take(line, news)
+        except ValueError as error:
+            self._lines.ended = True
+            news.end = Finished.failed(
+                UpstreamInvalid(f"the stream of {self._label} cannot be read: {error}")
+            )
+        return [] if self.finished is not None else self._emit(news)
+
+    def _take(self, line: DecodeTokens, news: _News) -> None:
+        ids, logprobs = line.ids, line.logprobs
+        if ids and not self._seen:
+            if ids[0] != self._first_token:
+                raise ValueError(
+                    f"it begins with token {ids[0]}; prefill has made {self._first_token}"
+                )
+            ids, logprobs = ids[1:], logprobs and logprobs[1:]
+        self._seen += len(line.ids)
+        news.ids += ids
+        news.logprobs += logprobs or ()
+
+    def _end(self, line: DecodeDone | DecodeError) -> Finished:
+        if isinstance(line, DecodeError):
+            message = line.message[:MESSAGE_MAX]
+            return Finished.failed(DecodeFailed(f"{self._label} gave the request up: {message}"))
+        if line.finish_reason not in ("stop", "length"):
+            reason = line.finish_reason[:MESSAGE_MAX] or "no reason"
+            return Finished.failed(DecodeFailed(f"{self._label} ended the request early: {reason}"))
+        # A node that had room for the first token alone may leave it out.
+        seen = max(self._seen, 1)
+        if line.count is not None and line.count != seen:
+            raise ValueError(f"it ends with n {line.count} after {seen} tokens")
+        if line.finish_reason == "length":
+            return Finished("length")
+        return Finished("stop", line.stop_token_id)
+
+    def _emit(self, news: _News) -> list[DecodeItem]:
+        ids, end = news.ids, news.end
+        stop = end.stop_reason if end is not None else None
+        if isinstance(stop, int):
+            ids.append(stop)
+        count, cut = self._limits.cut(ids, self._emitted)
+        if cut is None and isinstance(stop, int):
+            # The node knows a stop token that this router does not.
+            cut = Finished("stop")
+        stopped = cut is not None and cut.reason == "stop"
+        self.finished = end if cut is None else cut
+        self._emitted += count
+        items: list[DecodeItem] = []
+        if count:
+            items.append(TokenBatch(tuple(ids[:count]), news.logprobs_of(count), stopped))
+        if self.finished is not None:
+            items.append(self.finished)
+        return items
+
+    def eof(self) -> list[DecodeItem]:
+        """The node has ended its answer; an error if it has not said ``done`` before."""
+        if self.finished is not None:
+            return []
+        self.finished = Finished.failed(
+            UpstreamClosed(f"{self._label} ended its stream without saying that it is done")
+        )
+        return [self.finished]
