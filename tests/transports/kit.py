@@ -21,10 +21,12 @@ from tilert_transports.abc import Peer, Receipt, Region, Transport
 from tilert_transports.memory import MemoryTransport
 from tilert_transports.plan import Plan
 from tilert_transports.shm import ShmTransport
+from tilert_transports.tcp import TcpTransport
 
 MAKERS: Final = {
     "memory": MemoryTransport,
     "shm": ShmTransport,
+    "tcp": TcpTransport,
 }
 KINDS: Final = sorted(MAKERS)
 PROCESS_KINDS: Final = sorted(MAKERS.keys() - {"memory"})

@@ -231,7 +231,7 @@ async def settles(pair: Pair) -> None:
     assert crc(pair.landed) == before
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 9, 17, 40, 150])
+@pytest.mark.parametrize("steps", [0, 1, 3, 9, 40])
 async def test_a_cancelled_write_lands_nothing_after_drain(kind: str, steps: int) -> None:
     nbytes = 16 * MIB
     async with connected(kind, nbytes) as pair:
@@ -244,7 +244,7 @@ async def test_a_cancelled_write_lands_nothing_after_drain(kind: str, steps: int
         await settles(pair)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 async def test_a_write_past_its_deadline_lands_nothing_after_drain(kind: str, seed: int) -> None:
     nbytes = 16 * MIB
     async with connected(kind, nbytes) as pair:
@@ -397,9 +397,20 @@ async def test_a_peer_belongs_to_its_transport(kind: str) -> None:
 # --- it stays flat ---------------------------------------------------------------------------
 
 
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tilert-")]
+
+
+def all_ended() -> None:
+    """Wait for threads that have said their last word and are about to vanish."""
+    for thread in threads():
+        thread.join(SOON)
+    gc.collect()
+
+
 def held() -> tuple[int, int]:
-    """Threads and descriptors of this process."""
-    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+    """Threads of transports, and descriptors of this process."""
+    return len(threads()), len(os.listdir("/proc/self/fd"))
 
 
 def resident() -> int:
@@ -408,6 +419,7 @@ def resident() -> int:
 
 
 async def test_a_thousand_transfers_leave_no_trace(kind: str) -> None:
+    all_ended()
     async with connected(kind, 64 << 10) as pair:
         plan = scattered(64 << 10, 16)
         for _ in range(100):
@@ -432,11 +444,12 @@ async def test_connecting_and_closing_leaves_no_trace(kind: str) -> None:
             await pair.write(Plan.whole(4096))
 
     await life()
-    gc.collect()
+    all_ended()
     before = held()
+    assert before[0] == 0
     for _ in range(10):
         await life()
-    gc.collect()
+    all_ended()
     assert held() == before
 
 

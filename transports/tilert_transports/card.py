@@ -82,6 +82,22 @@ class Card:
             raise HandshakeMismatch(f"the peer's card: {key} is {value!r}, needs a number")
         return value
 
+    def secret(self, nbytes: int) -> bytes:
+        """The detail ``secret``: ``nbytes`` bytes as hex digits.
+
+        :raises HandshakeMismatch: missing, or no such.
+        """
+        text = self.text("secret")
+        try:
+            secret = bytes.fromhex(text)
+        except ValueError:
+            secret = b""
+        if len(secret) != nbytes:
+            raise HandshakeMismatch(
+                f"the peer's card: secret has {len(text)} characters, needs {2 * nbytes} hex digits"
+            )
+        return secret
+
     def region_table(self) -> dict[int, Region]:
         """The regions as a connection offers them."""
         return {id_: Region(id_, 0, nbytes) for id_, nbytes in self.regions.items()}

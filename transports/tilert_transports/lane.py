@@ -195,16 +195,18 @@ class Lane:
         if not skip:
             error = self._attempt(transfer)
         seconds = perf_counter() - begin
+        settled = error is None or error.settled
         with self._lock:
             self._running = None
             self._open.discard(transfer)
-            self._unknowable |= error is not None and not error.settled
-            stopped = transfer.given_up
-        if error is not None:
+            self._unknowable |= not settled
+            closed = self._closed and transfer.given_up
+        if closed:
+            text = "the connection was closed before the write was done"
+            transfer.completion.fail(TransportClosed(text, settled=settled))
+        elif error is not None:
             transfer.completion.fail(error)
-        elif stopped:
-            transfer.completion.fail(TransportClosed("the write was given up before it was done"))
-        else:
+        elif not transfer.given_up:
             transfer.completion.set(Receipt(transfer.nbytes, len(transfer.segments), seconds))
         transfer.settled.set()
 

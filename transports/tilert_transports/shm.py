@@ -113,7 +113,7 @@ class _ShmMover:
         self._ours = ours
         self._incarnation = card.incarnation
         self._regions = card.regions
-        self._secret = bytes.fromhex(card.text("secret"))
+        self._secret = card.secret(SECRET_BYTES)
         self._mapped: dict[int, HostMemory] = {}
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 

@@ -1,0 +1,162 @@
+"""Peers in processes of their own: they hang, die and come back."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from tests.transports.kit import (
+    MIB,
+    PROCESS_KINDS,
+    SOON,
+    PeerProcess,
+    crc,
+    fill,
+    make,
+    peer_process,
+    soon,
+)
+from tilert_transports.abc import Peer, Region, Transport
+from tilert_transports.errors import DeadlineExceeded, PeerLost, PeerStale, TransportError
+from tilert_transports.plan import Plan
+
+NBYTES = 32 * MIB
+WHOLE = Plan.whole(NBYTES)
+
+BACKENDS = [
+    pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+    pytest.param(("trio", dict[str, object]()), id="trio"),
+]
+
+pytestmark = [
+    pytest.mark.parametrize("kind", PROCESS_KINDS),
+    # Processes are slow to start, and uvloop's part in this is asyncio's.
+    pytest.mark.parametrize("anyio_backend", BACKENDS),
+]
+
+
+class Writer:
+    """A transport with one filled region, which writes all of it to a process."""
+
+    def __init__(self, transport: Transport, source: Region) -> None:
+        self.transport = transport
+        self.source = source
+
+    @property
+    def sent(self) -> memoryview:
+        return self.transport.view(self.source)
+
+    async def connect(self, process: PeerProcess) -> Peer:
+        return await self.transport.connect(process.card, timeout=SOON)
+
+    async def write(self, peer: Peer, seconds: float = SOON) -> None:
+        deadline = anyio.current_time() + seconds
+        target = peer.regions[0]
+        await self.transport.write(peer, self.source, target, WHOLE, deadline=deadline)
+
+
+@asynccontextmanager
+async def writing(kind: str) -> AsyncGenerator[Writer]:
+    transport = make(kind)
+    try:
+        source = await transport.allocate(NBYTES)
+        fill(transport.view(source), 3)
+        yield Writer(transport, source)
+    finally:
+        await transport.aclose()
+
+
+async def test_a_peer_that_hangs(kind: str) -> None:
+    with peer_process(kind, NBYTES) as process:
+        async with writing(kind) as writer:
+            peer = await writer.connect(process)
+            process.stop()
+            # The kernel may still take a connection for it; nobody answers.
+            with pytest.raises(DeadlineExceeded):
+                await writer.transport.connect(process.card, timeout=0.05)
+            if writer.transport.caps.one_sided:
+                await writer.write(peer)
+                process.go_on()
+                assert process.crc() == crc(writer.sent)
+                return
+            with pytest.raises(DeadlineExceeded) as caught:
+                await writer.write(peer, 0.05)
+            assert not caught.value.settled
+            assert not await writer.transport.drain(peer, timeout=0.05)
+            # What queues up behind it has not begun: it can be given up at once.
+            with pytest.raises(DeadlineExceeded):
+                await writer.write(peer, 0.05)
+            process.go_on()
+            assert await writer.transport.drain(peer, timeout=SOON)
+            landed = process.crc()
+            fill(writer.sent, 8)
+            last = peer.regions[0].part(NBYTES - 1, 1)
+            await writer.transport.write(
+                peer, writer.source.part(0, 1), last, Plan.whole(1), deadline=soon()
+            )
+            writer.sent[0] = 0
+            await writer.transport.write(
+                peer, writer.source.part(0, 1), last, Plan.whole(1), deadline=soon()
+            )
+            assert process.crc() == landed
+
+
+async def test_a_peer_that_dies_between_and_in_writes(kind: str) -> None:
+    with peer_process(kind, NBYTES) as process:
+        async with writing(kind) as writer, writing(kind) as other:
+            peer = await writer.connect(process)
+            alive = await writer.transport.connect(other.transport.card(), timeout=SOON)
+            await writer.write(peer)
+            assert process.crc() == crc(writer.sent)
+            fill(writer.sent, 4)
+            failed: list[TransportError] = []
+
+            async def write_until_it_fails() -> None:
+                while True:
+                    try:
+                        await writer.write(peer)
+                    except TransportError as error:
+                        failed.append(error)
+                        return
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(write_until_it_fails)
+                await writer.write(alive)
+                process.kill()
+            assert isinstance(failed[0], PeerLost)
+            assert failed[0].retryable
+            with pytest.raises(PeerLost):
+                await writer.write(peer)
+            await writer.write(alive)
+            assert crc(other.sent) == crc(writer.sent)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+async def test_a_peer_that_restarts_under_the_same_name(kind: str) -> None:
+    options = [str(free_port())] if kind == "tcp" else []
+    async with writing(kind) as writer:
+        with peer_process(kind, NBYTES, *options) as process:
+            before = await writer.connect(process)
+            await writer.write(before)
+            old_card = process.card
+        with peer_process(kind, NBYTES, *options) as process:
+            untouched = process.crc()
+            for _ in range(2):
+                with pytest.raises(PeerStale if kind == "tcp" else PeerLost):
+                    await writer.write(before)
+            with pytest.raises(PeerStale if kind == "tcp" else PeerLost):
+                await writer.transport.connect(old_card, timeout=SOON)
+            assert process.crc() == untouched
+            after = await writer.connect(process)
+            assert after.incarnation != before.incarnation
+            await writer.write(after)
+            assert process.crc() == crc(writer.sent)
+            await writer.transport.disconnect(before)
