@@ -1,0 +1,258 @@
+"""What prefill nodes say → what becomes of the reservations, and what they are answered.
+
+The decode node's side of the hand-off, without I/O; the rules are in ``reservation.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import HandOffFailed, OutOfOrder, PeerLost
+from .messages import Abort, Claim, Commit, Grant, Ping, Pong, Progress, Released
+from .reservation import Progressed, State, Writer, WriterState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .messages import Message
+    from .reservation import Reservation
+    from .reservations import Reservations
+
+__all__ = ("Receiver", "ReceiverStatistics")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ReceiverStatistics:
+    """Counts since the start."""
+
+    stale: int = 0
+    """Messages for a generation that is over, or was never the peer's."""
+    duplicates: int = 0
+    """Commits that came twice."""
+    refused: int = 0
+    """Claims that were not let in."""
+    aborted: int = 0
+    """Hand-offs that prefill gave up."""
+    lost: int = 0
+    """Hand-offs whose writer went away."""
+
+
+class Receiver:
+    """Lets writers in, and follows each to its last word.
+
+    :param ranks: all of them must commit before a cache has landed.
+    :param send: queues a message for a connection.
+    """
+
+    def __init__(
+        self,
+        reservations: Reservations,
+        ranks: Iterable[int],
+        send: Callable[[int, Message], None],
+    ) -> None:
+        self._reservations = reservations
+        self._ranks = frozenset(ranks)
+        self._send = send
+        self._names: dict[int, str] = {}
+        self.statistics = ReceiverStatistics()
+
+    def connect(self, peer: int, name: str) -> None:
+        """A connection has passed its handshake.
+
+        :param peer: its number, never used before.
+        :param name: the node's, for people.
+        """
+        self._names[peer] = name
+
+    def disconnect(self, peer: int) -> None:
+        """A connection has ended: so have the hand-offs that it was writing."""
+        name = self._names.pop(peer)
+        for held, writer in self._reservations.written_by(peer):
+            if writer.state is not WriterState.WRITING:
+                continue
+            self._reservations.lose(held, writer)
+            if not held.is_over:
+                self.statistics.lost += 1
+                self._reservations.fail(
+                    held, PeerLost(f"prefill node {name} has gone before its KV cache had landed")
+                )
+
+    def settle(self, peer: int) -> None:
+        """The transport says that nothing which this peer began can land any more.
+
+        For a peer whose connection has ended, or whose hand-offs were aborted.
+        """
+        for held, writer in self._reservations.written_by(peer):
+            if held.state is State.QUARANTINED:
+                self._reservations.stopped(held, writer)
+
+    def receive(self, peer: int, message: Message) -> None:
+        """Take one message.
+
+        :raises OutOfOrder: no message that prefill may send now; the connection is to be closed.
+        """
+        match message:
+            case Claim():
+                self._claim(peer, message)
+            case Progress() | Commit() | Abort() | Released():
+                found = self._reservations.writer(message.generation, peer)
+                if found is None:
+                    self._stale(peer, message)
+                else:
+                    self._follow(*found, message)
+            case Ping():
+                for held, writer in self._reservations.written_by(peer):
+                    if writer.state is WriterState.WRITING and held.state is State.WRITING:
+                        self._reservations.prolong(held)
+                self._send(peer, Pong(message.number))
+            case Pong():
+                pass  # that something came is all it says
+            case Grant():
+                raise OutOfOrder(f"{self._names[peer]} sends a GRANT; only a decode node grants")
+
+    def _stale(self, peer: int, message: Progress | Commit | Abort | Released) -> None:
+        self.statistics.stale += 1
+        logger.info(
+            "%s from %s for generation %d, which is over or not its own: ignored",
+            message.TYPE,
+            self._names[peer],
+            message.generation,
+        )
+
+    # --- a claim -----------------------------------------------------------------------------
+
+    def _claim(self, peer: int, claim: Claim) -> None:
+        if self._reservations.writer(claim.generation, peer) is not None:
+            raise OutOfOrder(f"{self._names[peer]} claims generation {claim.generation} again")
+        held = self._reservations.living(claim.generation)
+        if (
+            held is None
+            or claim.incarnation != self._reservations.incarnation
+            or claim.request != held.request
+        ):
+            self.statistics.stale += 1
+            self._refuse(peer, claim, "the grant has expired, was released, or is another's")
+            return
+        fault = self._rank_fault(held, claim)
+        if fault is not None:
+            self._refuse(peer, claim, fault)
+            return
+        fault = self._size_fault(held, claim)
+        if fault is not None:
+            # It is the right sender, and a second try would not be shorter.
+            self._refuse(peer, claim, fault)
+            self._reservations.fail(held, HandOffFailed(fault))
+            return
+        held.writers[claim.rank] = Writer(peer, claim)
+        held.state = State.WRITING
+        self._reservations.prolong(held)
+        self._send(
+            peer,
+            Grant(
+                request=held.request,
+                generation=held.generation,
+                rank=claim.rank,
+                region=held.region.id,
+                offset=held.region.offset,
+                nbytes=held.region.nbytes,
+                ttl=self._reservations.settings.ttl,
+            ),
+        )
+
+    def _refuse(self, peer: int, claim: Claim, reason: str) -> None:
+        self.statistics.refused += 1
+        logger.warning(
+            "claim of %s on request %s (generation %d, rank %d) refused: %s",
+            self._names[peer],
+            claim.request,
+            claim.generation,
+            claim.rank,
+            reason,
+        )
+        self._send(peer, Abort(claim.generation, reason))
+
+    def _rank_fault(self, held: Reservation, claim: Claim) -> str | None:
+        if claim.rank not in self._ranks:
+            ranks = ", ".join(map(str, sorted(self._ranks)))
+            return f"rank {claim.rank} sends nothing in this layout; ranks {ranks} do"
+        other = held.writers.get(claim.rank)
+        if other is not None:
+            return f"rank {claim.rank} of this grant was claimed by another connection"
+        return None
+
+    def _size_fault(self, held: Reservation, claim: Claim) -> str | None:
+        if claim.tokens > held.max_tokens:
+            return f"the prompt has {claim.tokens} tokens; {held.max_tokens} are reserved"
+        if claim.nbytes > held.region.nbytes:
+            return f"the KV cache has {claim.nbytes} bytes; the region {held.region.nbytes}"
+        for other in held.writers.values():
+            if (claim.tokens, claim.last_token) != (other.claim.tokens, other.claim.last_token):
+                return (
+                    f"rank {claim.rank} sends a prompt of {claim.tokens} tokens that ends in"
+                    f" {claim.last_token}, rank {other.claim.rank} one of {other.claim.tokens}"
+                    f" that ends in {other.claim.last_token}"
+                )
+        return None
+
+    # --- what follows a claim ----------------------------------------------------------------
+
+    def _follow(
+        self, held: Reservation, writer: Writer, message: Progress | Commit | Abort | Released
+    ) -> None:
+        if writer.committed:
+            # It has had its last word. A second one changes nothing, whatever it says.
+            if isinstance(message, Commit):
+                self.statistics.duplicates += 1
+            else:
+                self._stale(writer.peer, message)
+            return
+        match message:
+            case Progress():
+                self._progress(held, writer, message)
+            case Commit():
+                self._commit(held, writer, message)
+            case Abort():
+                self._give_up(held, writer, message.reason, settled=message.settled)
+            case Released():
+                self._give_up(held, writer, "it stopped before it committed", settled=True)
+
+    def _progress(self, held: Reservation, writer: Writer, progress: Progress) -> None:
+        if held.is_over:
+            self._stale(writer.peer, progress)
+        elif progress.planes > writer.planes:
+            writer.planes = progress.planes
+            self._reservations.tell(Progressed(held.generation, writer.claim.rank, progress.planes))
+
+    def _give_up(self, held: Reservation, writer: Writer, reason: str, *, settled: bool) -> None:
+        over = held.is_over
+        if settled:
+            self._reservations.stopped(held, writer)
+        if over:
+            return
+        if settled:
+            self._send(writer.peer, Released(held.generation))
+        self.statistics.aborted += 1
+        name = self._names[writer.peer]
+        self._reservations.fail(held, HandOffFailed(f"prefill node {name} gave up: {reason}"))
+
+    def _commit(self, held: Reservation, writer: Writer, commit: Commit) -> None:
+        writer.committed = True
+        writer.checksum = commit.checksum
+        over = held.is_over
+        self._reservations.stopped(held, writer)
+        if over:
+            self._stale(writer.peer, commit)
+        elif commit.nbytes != writer.claim.nbytes:
+            fault = f"rank {writer.claim.rank} wrote {commit.nbytes} of {writer.claim.nbytes} bytes"
+            self._send(writer.peer, Abort(held.generation, fault))
+            self._reservations.fail(held, HandOffFailed(fault))
+        else:
+            self._send(writer.peer, Released(held.generation))
+            if self._ranks.issubset(r for r, w in held.writers.items() if w.committed):
+                held.state = State.LANDED
+                self._reservations.prolong(held)
+                self._reservations.tell(held.landed())
