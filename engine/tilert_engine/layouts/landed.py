@@ -1,0 +1,87 @@
+"""A KV cache that has landed, brought into the engine: bytes of a region in, an open slot out.
+
+The decode engine's owner thread does it, so that no copy and no checksum holds the event loop up.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from tilert_stream.errors import EngineFault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tilert_stream.abc import DecodeEngine
+    from tilert_stream.events import Harvest, Limits, Sampling
+
+    from .abc import KVLayout
+
+__all__ = ("LandedKV", "LandingDecode")
+
+SequenceT = TypeVar("SequenceT")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LandedKV:
+    """What a decode node hands to its engine."""
+
+    region: memoryview
+    """A whole landing region."""
+    tokens: int
+    """Of the prompt."""
+    checksums: Mapping[int, int] = field(default_factory=dict[int, int])
+    """CRC-32 by rank, of the ranks that gave one, over what each has sent."""
+
+
+class LandingDecode(Generic[SequenceT]):
+    """A ``DecodeEngine`` that takes ``LandedKV`` in place of its own KV object."""
+
+    def __init__(self, engine: DecodeEngine[SequenceT], layout: KVLayout) -> None:
+        self._engine = engine
+        self._layout = layout
+
+    @property
+    def slots(self) -> int:
+        """As the engine's."""
+        return self._engine.slots
+
+    @property
+    def max_seq_len(self) -> int:
+        """As the engine's."""
+        return self._engine.max_seq_len
+
+    def open(
+        self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /
+    ) -> SequenceT:
+        """Check what has landed, and import it.
+
+        :raises ~tilert_stream.errors.EngineFault: a checksum is another, or as the engine's own.
+        """
+        if not isinstance(kv, LandedKV):
+            raise EngineFault(f"this engine takes a LandedKV, not {type(kv).__name__}")
+        for rank, expected in kv.checksums.items():
+            found = self._checksum(kv, rank)
+            if found != expected:
+                raise EngineFault(
+                    f"the KV cache from rank {rank} has the checksum {found:#010x}, prefill says"
+                    f" {expected:#010x}: it was damaged on its way; try again"
+                )
+        unpacked = self._layout.unpack(kv.region, kv.tokens)
+        return self._engine.open(slot, unpacked, first_token, limits, sampling)
+
+    def _checksum(self, kv: LandedKV, rank: int) -> int:
+        checksum = 0
+        for _, offset, nbytes in self._layout.plan(kv.tokens, rank):
+            checksum = zlib.crc32(kv.region[offset : offset + nbytes], checksum)
+        return checksum
+
+    def advance(self, sequence: SequenceT, /) -> Harvest:
+        """As the engine's."""
+        return self._engine.advance(sequence)
+
+    def close(self, sequence: SequenceT, /) -> None:
+        """As the engine's."""
+        self._engine.close(sequence)
