@@ -24,6 +24,7 @@ import hypercorn.trio
 import uvicorn
 from granian._granian import SocketHolder
 from granian.constants import HTTPModes, Interfaces
+from granian.log import LogLevels
 from granian.server import embed
 from starlette.types import ASGIApp
 
@@ -82,7 +83,13 @@ class _Granian(embed.Server):
             interface=Interfaces.ASGI,
             http=HTTPModes.http1,
             websockets=False,
-            log_enabled=False,
+            log_level=LogLevels.error,  # it warns that this use of it is new
+            log_dictconfig={
+                "incremental": True,
+                "formatters": {},
+                "handlers": {},
+                "loggers": {"_granian": {"propagate": True}},
+            },
         )
         self._listener = listener
 
