@@ -157,6 +157,10 @@ class Client:
             answer += data
         return answer
 
+    def end_output(self) -> None:
+        """Say that nothing more will be sent; go on reading."""
+        self._sock.shutdown(socket.SHUT_WR)
+
     def leave(self, how: How = "fin") -> None:
         """Close the connection, if that has not been done."""
         if self._sock.fileno() < 0:

@@ -24,6 +24,7 @@ import hypercorn.trio
 import uvicorn
 from granian._granian import SocketHolder
 from granian.constants import HTTPModes, Interfaces
+from granian.log import LogLevels
 from granian.server import embed
 from starlette.types import ASGIApp
 
@@ -36,15 +37,23 @@ LOG = logging.getLogger("tests.hosts")
 """What a server says, where it can be told where to say it."""
 
 
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn looks ten times a second whether it is to stop; this one is told."""
+
+    def __init__(self, config: uvicorn.Config, stop: anyio.Event) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # makes the headers that every answer has
+        await self._stop.wait()
+
+
 async def _uvicorn(app: ASGIApp, listener: socket.socket, stop: anyio.Event, http: str) -> None:
     config = uvicorn.Config(
         app, http=http, ws="none", lifespan="on", log_config=None, access_log=False
     )
-    server = uvicorn.Server(config)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.serve, [listener])
-        await stop.wait()
-        server.should_exit = True
+    await _Uvicorn(config, stop).serve([listener])
 
 
 async def uvicorn_h11(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
@@ -82,7 +91,13 @@ class _Granian(embed.Server):
             interface=Interfaces.ASGI,
             http=HTTPModes.http1,
             websockets=False,
-            log_enabled=False,
+            log_level=LogLevels.error,  # it warns that this use of it is new
+            log_dictconfig={
+                "incremental": True,
+                "formatters": {},
+                "handlers": {},
+                "loggers": {"_granian": {"propagate": True}},
+            },
         )
         self._listener = listener
 

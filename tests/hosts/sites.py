@@ -41,25 +41,34 @@ def example(name: str) -> ModuleType:
 
 @dataclass
 class Door:
-    """Pure ASGI around an app: counts the requests that have come out of it."""
+    """Pure ASGI around an app: counts the requests that go in, and come out of it."""
 
     app: ASGIApp
+    entered: int = 0
     left: int = 0
     _moved: anyio.Event = field(default_factory=anyio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        self.entered += 1
         try:
             await self.app(scope, receive, send)
         finally:
-            if scope["type"] == "http":
-                self.left += 1
-                self._moved.set()
+            self.left += 1
+            self._moved.set()
 
     async def until_left(self, count: int) -> None:
         """Wait until so many requests have come out, however they ended."""
         while self.left < count:
             self._moved = anyio.Event()
             await self._moved.wait()
+
+    async def until_empty(self) -> None:
+        """Wait until every request that went in has come out."""
+        while self.left < self.entered:
+            await self.until_left(self.left + 1)
 
 
 @dataclass(frozen=True)
@@ -101,11 +110,13 @@ class Site:
         return made
 
     @asynccontextmanager
-    async def serve(self, llm: App, app: ASGIApp | None = None) -> AsyncGenerator[Address]:
+    async def serve(
+        self, llm: App, app: ASGIApp | None = None, *, limit: float = LIMIT
+    ) -> AsyncGenerator[Address]:
         """Serve ``llm``, or an ``app`` that has it under ``/llm`` already."""
         door = Door(self.build(llm) if app is None else app)
         prefix = "" if self.mount is None and app is None else "/llm"
-        with anyio.fail_after(LIMIT):
+        with anyio.fail_after(limit):
             async with self.host.serve(door) as port:
                 with ExitStack() as clients:
                     yield Address(port, prefix, door, clients)
