@@ -137,7 +137,10 @@ class Stream(Generic[Out]):
         through the stages like any end; called again, it cuts off a stage that keeps the end back.
         An answer that is complete stays so.
         """
-        failed = Finished.failed(error)
+        reason: Literal["cancelled", "error"] = "error"
+        if isinstance(error, Cancelled):
+            reason = "cancelled"
+        failed = Finished(reason, error=error)
         put = self.scope.mailbox.put(failed)
         self.scope.lease.release(failed.reason)
         if self._stages is None:

@@ -17,9 +17,10 @@ from ..events import Finished
 from ..openai.errors import error_body, error_headers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ..stream import Stream
 
@@ -71,6 +72,7 @@ class StreamResponse:
     :param headers: sent besides, with an error's answer too.
     :param cut_on_error: how a stream that has begun ends on an error: cut, or (False) like a
         complete one, for clients that need it so.
+    :param refuse: makes the answer for an error that nothing has been sent before.
     """
 
     def __init__(
@@ -80,11 +82,13 @@ class StreamResponse:
         content: Headers = EVENT_STREAM,
         headers: Headers = (),
         cut_on_error: bool = True,
+        refuse: Callable[[TilertStreamError, Headers], ASGIApp] = ErrorResponse,
     ) -> None:
         self._opened = opened
         self._content = content
         self._headers = headers
         self._cut_on_error = cut_on_error
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
@@ -103,7 +107,7 @@ class StreamResponse:
                 outcome = Finished.failed(error)
             if outcome is not None and outcome.error is not None:
                 listener.cancel()  # for the reason that _write gives
-                await ErrorResponse(outcome.error, self._headers)(scope, receive, send)
+                await self._refuse(outcome.error, self._headers)(scope, receive, send)
             tasks.cancel_scope.cancel()
 
     async def _write(

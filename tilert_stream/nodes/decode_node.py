@@ -13,12 +13,15 @@ request's own lease. Everything here belongs to the event loop's thread.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from anyio import move_on_after
 
 from tilert_engine.layouts.landed import LandedKV
 from tilert_stream.cluster.admission import Admission
 from tilert_stream.completion import Completion
-from tilert_stream.errors import ContextLengthExceeded
+from tilert_stream.errors import ContextLengthExceeded, KVTimeout
 from tilert_stream.events import (
     Finished,
     GenerateRequest,
@@ -56,6 +59,8 @@ class DecodeOrder(GenerateRequest):
     generation: int
     """Of the grant that the router was given."""
     prompt_ids: tuple[int, ...] = ()
+    kv_timeout: float = inf
+    """Seconds that the KV cache may take."""
     times: dict[str, float] = field(default_factory=dict[str, float], compare=False)
     """Seconds on ``CLOCK`` at which ``landed`` and ``imported`` came true."""
 
@@ -176,7 +181,12 @@ class DecodeNode(Generic[SequenceT]):
         """
         order = cast("DecodeOrder", scope.request)
         promise = cast("_Promise", prefilled.reserved.grant)
-        await promise.landed.wait()
+        with move_on_after(order.kv_timeout):
+            await promise.landed.wait()
+        if not promise.landed.done:
+            raise KVTimeout(
+                f"the KV cache did not land within {order.kv_timeout:g} s (timeout_s); try again"
+            )
         order.times["landed"] = CLOCK()
         landed = self.reservations.take(order.generation)
         scope.usage = PromptUsage(landed.tokens)

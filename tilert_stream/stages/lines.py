@@ -3,7 +3,7 @@
 The wire is TileRT's, JSON lines, with what ours adds::
 
     {"t": [ids]}
-    {"done": true, "n": 5, "seq_len": 17, "finish_reason": "stop", "timing_ms": {…}, "stop_token_id": 2}
+    {"done": true, "n": 5, "seq_len": 17, "finish_reason": "stop", "timing_ms": {…}, …}
     {"error": "…"}
 
 A stop token is in no ``t``, and ``n`` does not count it: a TileRT router would show its text. Ours
@@ -85,7 +85,7 @@ class _Lines:
         return (dumps(line) + b"\n",)
 
     def finish(self, outcome: Finished) -> Iterable[bytes]:
-        if outcome.error is not None:
+        if outcome.error is not None and outcome.reason != "cancelled":
             return (dumps({"error": outcome.error.message, "code": outcome.error.code}) + b"\n",)
         done: dict[str, object] = {
             "done": True,

@@ -1,0 +1,223 @@
+"""A decode node's HTTP: a router's requests in, token ids out.
+
+TileRT's paths and bodies, and what ours adds:
+
+=======================  =====================================================================
+``POST /pd/reserve``     ours: a slot and a landing region, before anything is prefilled
+``POST /pd/renew``       ours: the reservation's lease, while prefill takes its time
+``POST /pd/decode``      JSON lines of ids, or one object
+``POST /pd/cancel``      gives a request up, in whatever phase it is
+``GET /decode_status``   ``idle`` while a slot is free
+``GET /health``          the process answers
+``GET /ready``           ours: it takes requests
+=======================  =====================================================================
+
+Errors of ``/pd/*`` are flat, as TileRT's: ``{"error": "…", "code": "…", "rid": "…"}``.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.routing import Route, Router
+
+from tilert_engine.layouts.abc import differences
+from tilert_stream.asgi.endpoint import Endpoint, json_answer, not_found
+from tilert_stream.asgi.request_body import read_body
+from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
+from tilert_stream.errors import Cancelled, NotFound, NotReady, TilertStreamError
+from tilert_stream.openai.encoding import dumps
+from tilert_stream.openai.errors import error_headers
+from tilert_stream.stages.lines import NDJSON, EncodeLines, EncodeTokens
+from tilert_transports.control.errors import HandshakeRefused
+
+from .decode_orders import CancelBody, DecodeBody, RenewBody, ReserveBody, read, to_order
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from starlette.types import Receive, Scope, Send
+
+    from tilert_engine.layouts.abc import Description
+    from tilert_stream.abc import Transform
+    from tilert_stream.asgi.endpoint import Handler
+    from tilert_stream.events import TokenBatch
+    from tilert_stream.scope import RequestScope
+    from tilert_stream.service import Service
+    from tilert_stream.stream import Stream
+    from tilert_transports.control.auth import RequestVerifier
+
+    from .decode_node import DecodeNode, DecodeOrder
+
+__all__ = ("DecodeApp",)
+
+MAX_BODY_BYTES: Final = 1024 * 1024
+"""Ids are few here: the prompt stays with prefill."""
+
+SIGNATURE: Final = b"tilert-signature"
+
+
+class DecodeApp:
+    """A decode node as an ASGI app.
+
+    :param service: runs each order through the node's pipeline.
+    :param layout: the node's own KV layout, field by field.
+    :param eos_ids: the served model's stop tokens.
+    :param running: everything that lives as long as the app: control port, transport, service.
+    :param verifier: checks that a request comes from this cluster; None lets everybody in.
+    """
+
+    def __init__(
+        self,
+        node: DecodeNode[Any],
+        service: Service[TokenBatch],
+        *,
+        layout: Description,
+        eos_ids: frozenset[int],
+        running: Callable[[], AbstractAsyncContextManager[object]],
+        verifier: RequestVerifier | None = None,
+    ) -> None:
+        self.node = node
+        self.service = service
+        self._layout = layout
+        self._eos_ids = eos_ids
+        self._running = running
+        self._verifier = verifier
+        self._streams: dict[str, Stream[bytes]] = {}
+        self._router = Router(
+            routes=[
+                Route("/pd/reserve", Endpoint(POST=self._signed(self._reserve))),
+                Route("/pd/renew", Endpoint(POST=self._signed(self._renew))),
+                Route("/pd/decode", Endpoint(POST=self._signed(self._decode))),
+                Route("/pd/cancel", Endpoint(POST=self._signed(self._cancel))),
+                Route("/decode_status", Endpoint(GET=self._status)),
+                Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
+                Route("/ready", Endpoint(GET=self._ready)),
+            ],
+            redirect_slashes=False,
+            default=not_found,
+            lifespan=lambda _app: self.lifespan(),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or an ASGI server's lifespan."""
+        await self._router(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None]:
+        """Open the control port, and start the engine."""
+        async with self._running():
+            yield
+
+    # --- /pd/* -------------------------------------------------------------------------------
+
+    def _signed(self, handle: Callable[[bytes, Scope, Receive, Send], Awaitable[None]]) -> Handler:
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            body = await read_body(scope, receive, MAX_BODY_BYTES)
+            if self._verifier is not None:
+                given = next((value for name, value in scope["headers"] if name == SIGNATURE), None)
+                header = None if given is None else given.decode("latin-1")
+                self._verifier.check(header, scope["method"], _target(scope), body)
+            await handle(body, scope, receive, send)
+
+        return checked
+
+    async def _reserve(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = read(ReserveBody, body)
+        found = () if asked.layout is None else differences(self._layout, asked.layout)
+        if found:
+            raise LayoutRefused("; ".join(map(str, found)))
+        granted = await self.node.promise(asked.rid, asked.max_len)
+        answer = {
+            "rid": granted.request,
+            "incarnation": granted.incarnation,
+            "generation": granted.generation,
+            "region": granted.region.id,
+            "ttl": granted.ttl,
+        }
+        await JSONBody(dumps(answer))(scope, receive, send)
+
+    async def _renew(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = read(RenewBody, body)
+        self.node.renew(asked.generation)
+        ttl = self.node.reservations.settings.ttl
+        await JSONBody(dumps({"rid": asked.rid, "ttl": ttl}))(scope, receive, send)
+
+    async def _decode(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = read(DecodeBody, body)
+        order = to_order(asked, self._eos_ids)
+        streamed = asked.stream is not False
+        encode = EncodeLines(order.times) if streamed else EncodeTokens(order.times)
+        response = StreamResponse(
+            self._open(order, encode),
+            content=NDJSON if streamed else JSON,
+            cut_on_error=False,
+            refuse=lambda error, _headers: FlatError(error, order.id),
+        )
+        await response(scope, receive, send)
+
+    @asynccontextmanager
+    async def _open(
+        self,
+        order: DecodeOrder,
+        encode: Callable[[RequestScope], Transform[TokenBatch, bytes]],
+    ) -> AsyncGenerator[Stream[bytes]]:
+        async with self.service.open(order, encode) as stream:
+            self._streams[order.id] = stream
+            try:
+                yield stream
+            finally:
+                self._streams.pop(order.id, None)
+
+    async def _cancel(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        rid = read(CancelBody, body).rid
+        stream = self._streams.get(rid)
+        if stream is not None:
+            stream.fail(Cancelled("the router has given the request up"))
+        elif not self.node.withdraw(rid):
+            raise NotFound(f"no request {rid} holds a slot here")
+        await JSONBody(dumps({"cancelled": rid}))(scope, receive, send)
+
+    # --- what health checks ask --------------------------------------------------------------
+
+    async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
+        requests = self.node.requests
+        slots = self.node.admission.statistics()
+        answer = {
+            "status": "busy" if self.node.full else "idle",
+            "current_rid": requests[0] if requests else None,
+            "slots": slots.slots,
+            "busy": slots.busy,
+        }
+        await JSONBody(dumps(answer))(scope, receive, send)
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.service.ready:
+            raise NotReady("starting, draining, or without a living engine", retry_after=1)
+        await JSONBody(b'{"status":"ready"}')(scope, receive, send)
+
+
+class LayoutRefused(HandshakeRefused):
+    """Prefill's KV caches do not fit this node's engine."""
+
+    status = 409
+    code = "kv_layout_mismatch"
+
+
+class FlatError(JSONBody):
+    """An error as TileRT's routers read it."""
+
+    def __init__(self, error: TilertStreamError, rid: str) -> None:
+        super().__init__(
+            dumps({"error": error.message, "code": error.code, "rid": rid}),
+            status=error.status,
+            headers=tuple(error_headers(error)),
+        )
+
+
+def _target(scope: Scope) -> str:
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope.get("query_string", b"")
+    return (path + b"?" + query if query else path).decode("latin-1")

@@ -1,0 +1,108 @@
+"""What a router may say to a decode node: bodies in, typed orders out."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from tilert_stream.events import Limits, Sampling
+from tilert_stream.openai.body import parse_object
+from tilert_stream.openai.validation import WireModel, validate
+
+from .decode_node import DecodeOrder
+
+if TYPE_CHECKING:
+    from tilert_stream.openai.validation import ModelT
+
+__all__ = ("CancelBody", "DecodeBody", "RenewBody", "ReserveBody", "read", "to_order")
+
+RequestId = Annotated[str, Field(min_length=1, max_length=128)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ReserveBody(WireModel):
+    """``POST /pd/reserve``."""
+
+    rid: RequestId
+    max_len: int = Field(ge=1)
+    """Tokens of prompt and answer together."""
+    layout: dict[str, str | int | bool] | None = None
+    """Prefill's KV layout, field by field, where the router knows it."""
+
+
+class RenewBody(WireModel):
+    """``POST /pd/renew``."""
+
+    rid: RequestId
+    generation: int = Field(ge=1)
+
+
+class CancelBody(WireModel):
+    """``POST /pd/cancel``."""
+
+    rid: RequestId
+
+
+class SamplingBody(WireModel):
+    """How tokens are drawn; what is left out or null has the default."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(default=None, ge=0)
+    stop_token_ids: list[TokenId] | None = None
+
+
+class DecodeBody(WireModel):
+    """``POST /pd/decode``."""
+
+    rid: RequestId
+    generation: int = Field(ge=1)
+    first_token_id: TokenId
+    max_tokens: int = Field(ge=1)
+    """The first token counts."""
+    sampling: SamplingBody | None = None
+    timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds that the KV cache may take."""
+    stream: bool | None = None
+
+
+def read(model: type[ModelT], body: bytes) -> ModelT:
+    """A body as ``model``.
+
+    :raises ~tilert_stream.errors.InvalidRequest: it is none; ``param`` names the field.
+    """
+    return validate(model, parse_object(body))
+
+
+def to_order(body: DecodeBody, eos_ids: frozenset[int]) -> DecodeOrder:
+    """What the pipeline takes.
+
+    :param eos_ids: the served model's own stop tokens.
+    """
+    given = body.sampling or SamplingBody()
+    default = Sampling()
+    return DecodeOrder(
+        id=body.rid,
+        generation=body.generation,
+        first_token=body.first_token_id,
+        limits=Limits(
+            max_tokens=body.max_tokens,
+            min_tokens=given.min_tokens or 0,
+            eos_ids=frozenset() if given.ignore_eos else eos_ids,
+            stop_ids=frozenset(given.stop_token_ids or ()),
+        ),
+        sampling=Sampling(
+            temperature=default.temperature if given.temperature is None else given.temperature,
+            top_p=default.top_p if given.top_p is None else given.top_p,
+            top_k=max(0, default.top_k if given.top_k is None else given.top_k),
+            min_p=default.min_p if given.min_p is None else given.min_p,
+            seed=given.seed,
+        ),
+        kv_timeout=inf if body.timeout_s is None else body.timeout_s,
+    )
