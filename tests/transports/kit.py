@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +16,31 @@ from random import Random
 from typing import IO, Final
 
 import anyio
+import pytest
 
 from tilert_transports.abc import Peer, Receipt, Region, Transport
 from tilert_transports.memory import MemoryTransport
+from tilert_transports.nixl import NixlTransport
+from tilert_transports.nixl_binding import installed
 from tilert_transports.plan import Plan
 from tilert_transports.shm import ShmTransport
 from tilert_transports.tcp import TcpTransport
 
-MAKERS: Final = {
+MAKERS: Final[dict[str, Callable[[], Transport]]] = {
     "memory": MemoryTransport,
     "shm": ShmTransport,
     "tcp": TcpTransport,
 }
+if installed():
+    MAKERS["nixl"] = NixlTransport
 KINDS: Final = sorted(MAKERS)
 PROCESS_KINDS: Final = sorted(MAKERS.keys() - {"memory"})
+
+BACKENDS: Final = [
+    pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+    pytest.param(("trio", dict[str, object]()), id="trio"),
+]
+"""uvloop has one test of its own: its part in a transport is asyncio's, and processes are slow."""
 
 MIB: Final = 1 << 20
 SOON: Final = 20.0
@@ -116,9 +127,10 @@ class PeerProcess:
         assert line, "the peer process ended"
         return str(json.loads(line))
 
-    def crc(self) -> int:
+    def crc(self, nbytes: int = -1) -> int:
+        """Of its region's first ``nbytes``, or of all."""
         stdin = pipe(self._process.stdin)
-        stdin.write("crc\n")
+        stdin.write(f"{nbytes}\n")
         stdin.flush()
         return int(self._line())
 

@@ -1,6 +1,7 @@
 """The other side of a pair, in a process of its own: ``peer_process.py KIND NBYTES [PORT]``.
 
-Prints its card; then answers each line of its input with the checksum of its region. JSON lines.
+Prints its card; then answers each line of its input, a number, with the checksum of so many
+bytes of its region (-1: of all). JSON lines.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def main(kind: str, nbytes: str, *options: str) -> None:
     transport: Transport = make(kind, port=int(options[0])) if options else make(kind)
     region = anyio.run(transport.allocate, int(nbytes))
     say(transport.card().hex())
-    for _ in sys.stdin:
-        say(str(zlib.crc32(transport.view(region))))
+    view = transport.view(region)
+    for line in sys.stdin:
+        say(str(zlib.crc32(view[: int(line)] if int(line) >= 0 else view)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from random import Random
 import anyio
 import pytest
 
-from tests.transports.kit import KINDS, MIB, SOON, Pair, connected, crc, fill, make, soon
+from tests.transports.kit import BACKENDS, KINDS, MIB, SOON, Pair, connected, crc, fill, make, soon
 from tilert_transports.abc import Region, Transport
 from tilert_transports.errors import (
     DeadlineExceeded,
@@ -24,7 +24,10 @@ from tilert_transports.errors import (
 )
 from tilert_transports.plan import Plan
 
-pytestmark = pytest.mark.parametrize("kind", KINDS)
+pytestmark = [
+    pytest.mark.parametrize("kind", KINDS),
+    pytest.mark.parametrize("anyio_backend", BACKENDS),
+]
 
 
 def scattered(nbytes: int, count: int) -> Plan:
@@ -447,13 +450,14 @@ async def test_connecting_and_closing_leaves_no_trace(kind: str) -> None:
     all_ended()
     before = held()
     assert before[0] == 0
-    for _ in range(10):
+    for _ in range(5):
         await life()
     all_ended()
     assert held() == before
 
 
-def test_it_keeps_the_contract(kind: str) -> None:
+async def test_it_keeps_the_contract(kind: str) -> None:
     transport = make(kind)
     assert isinstance(transport, Transport)
     assert transport.name == kind
+    await transport.aclose()

@@ -1,18 +1,14 @@
-"""One peer's owner thread: writes go in from the event loop, one after another, outcomes come back.
+"""The writes of one peer, between the event loop and the thread that carries them out.
 
-In: ``write`` from tasks. Out: receipts and errors, through completions. What really moves the bytes
-is a ``Mover``, called on this thread only, except for its two stops. Blocking calls on a thread of
-our own keep the event loop free for tokens; one thread a peer keeps writes in order, so that a
-stopped peer holds up nobody else.
+In: transfers, from tasks. Out: receipts and errors, through completions. ``Lane`` keeps the account
+of what is open, given up and settled; a kind of lane knows the thread.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-from queue import SimpleQueue
-from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from anyio import CancelScope, current_time, move_on_after
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -20,17 +16,16 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from tilert_stream.completion import Completion
 
 from .abc import Receipt
-from .errors import DeadlineExceeded, TransferFailed, TransportClosed, TransportError
+from .errors import DeadlineExceeded, TransportClosed
 from .latch import Latch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from .errors import TransportError
     from .plan import Row
 
-__all__ = ("Lane", "Mover", "Transfer")
-
-logger = logging.getLogger(__name__)
+__all__ = ("Lane", "Transfer")
 
 
 class Transfer:
@@ -47,78 +42,51 @@ class Transfer:
         """Offsets inside the registered memory of both sides."""
         self.nbytes = nbytes
         self.given_up = False
-        """A mover that sees this stops as soon as it can."""
+        """Whoever carries it out stops as soon as it sees this."""
         self.completion = Completion[Receipt]()
         self.settled = Latch()
+        """Set when no byte of it can land any more, or when that will never be known."""
 
 
-class Mover(Protocol):
-    """Moves bytes to one peer. Blocking; called on the lane's thread unless it says otherwise."""
+class Lane(ABC):
+    """Made in the event loop; ``ended`` is set when its last transfer has come to rest."""
 
-    def open(self) -> None:
-        """Reach the peer, and prove that it is the one meant.
-
-        :raises TransportError: as ``Transport.connect``.
-        """
-        ...
-
-    def move(self, transfer: Transfer) -> None:
-        """Write ``transfer``. Returns, or raises, only when no byte of it can land any more.
-
-        :raises TransportError: it failed; ``settled`` False if bytes may still land after all.
-        """
-        ...
-
-    def stop(self) -> None:
-        """Make the running ``move`` return soon: it has been given up. From any thread."""
-        ...
-
-    def abandon(self) -> None:
-        """Make the running call return at once, settled or not. From any thread, for good."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything. The last call."""
-        ...
-
-
-class Lane:
-    """Made in the event loop; its thread runs until ``shut``.
-
-    :param name: the thread's name.
-    """
-
-    def __init__(self, name: str, mover: Mover) -> None:
-        self._mover = mover
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[Transfer | Callable[[], None] | None] = SimpleQueue()
         self._open: set[Transfer] = set()
-        self._running: Transfer | None = None
         self._closed = False
         self._unknowable = False
         self.ended = Latch()
-        """Set at the thread's end."""
-        # A daemon: a peer that never answers must not keep the process from ending.
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    # --- what a kind of lane adds ------------------------------------------------------------
+
+    @abstractmethod
+    def _reach(self, done: Completion[None]) -> None:
+        """Have the peer reached, and ``done`` completed."""
+
+    @abstractmethod
+    def _submit(self, transfer: Transfer) -> None:
+        """Have ``transfer`` carried out, and ``_finish`` called with its outcome."""
+
+    @abstractmethod
+    def _stop(self, transfer: Transfer) -> None:
+        """``transfer`` has just been given up. Called under the lane's lock; must not block."""
+
+    @abstractmethod
+    def _shut(self) -> None:
+        """Every open transfer has just been given up, for good. As ``_stop``."""
+
+    # --- from the event loop -----------------------------------------------------------------
 
     async def open(self, seconds: float) -> None:
         """Reach the peer within ``seconds``.
 
-        :raises TransportError: as ``Transport.connect``; the lane must then be closed.
+        :raises TransportError: as ``Transport.connect``; the lane must then be shut.
         """
-        completion = Completion[None]()
-
-        def reach() -> None:
-            try:
-                self._mover.open()
-            except TransportError as error:
-                completion.fail(error)
-            else:
-                completion.set(None)
-
-        self._queue.put(reach)
+        done = Completion[None]()
+        self._reach(done)
         with move_on_after(seconds):
-            return await completion.wait()
+            return await done.wait()
         raise DeadlineExceeded(f"the peer did not answer within {seconds} s")
 
     async def write(self, transfer: Transfer, *, deadline: float) -> Receipt:
@@ -133,7 +101,7 @@ class Lane:
             if self._closed:
                 raise TransportClosed("the peer was disconnected; connect again")
             self._open.add(transfer)
-            self._queue.put(transfer)
+            self._submit(transfer)
         with CancelScope(deadline=deadline):
             try:
                 return await transfer.completion.wait()
@@ -151,8 +119,7 @@ class Lane:
     def _give_up(self, transfer: Transfer) -> None:
         with self._lock:
             transfer.given_up = True
-            if self._running is transfer:
-                self._mover.stop()
+            self._stop(transfer)
 
     async def drain(self, seconds: float) -> bool:
         """Wait until no write given up so far can land any more; False if none can know."""
@@ -166,38 +133,21 @@ class Lane:
         return False
 
     def shut(self) -> None:
-        """Have the thread end: what is open fails with ``TransportClosed``. Idempotent, at once."""
+        """Take no more writes; what is open fails with ``TransportClosed``. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             for transfer in self._open:
                 transfer.given_up = True
-            self._mover.abandon()
-            self._queue.put(None)
+            self._shut()
 
-    def _run(self) -> None:
-        while (task := self._queue.get()) is not None:
-            if isinstance(task, Transfer):
-                self._carry(task)
-            else:
-                task()
-        self._mover.close()
-        self.ended.set()
+    # --- from the thread ---------------------------------------------------------------------
 
-    def _carry(self, transfer: Transfer) -> None:
-        with self._lock:
-            skip = transfer.given_up
-            if not skip:
-                self._running = transfer
-        error: TransportError | None = None
-        begin = perf_counter()
-        if not skip:
-            error = self._attempt(transfer)
-        seconds = perf_counter() - begin
+    def _finish(self, transfer: Transfer, error: TransportError | None, seconds: float) -> None:
+        """``transfer`` has come to rest, or its rest cannot be known (``error.settled``)."""
         settled = error is None or error.settled
         with self._lock:
-            self._running = None
             self._open.discard(transfer)
             self._unknowable |= not settled
             closed = self._closed and transfer.given_up
@@ -209,16 +159,3 @@ class Lane:
         elif not transfer.given_up:
             transfer.completion.set(Receipt(transfer.nbytes, len(transfer.segments), seconds))
         transfer.settled.set()
-
-    def _attempt(self, transfer: Transfer) -> TransportError | None:
-        try:
-            self._mover.move(transfer)
-        except TransportError as error:
-            return error
-        except Exception as error:
-            # The thread must live on: the other writes of this peer depend on it.
-            logger.exception("a transfer failed in an unforeseen way")
-            failed = TransferFailed(f"the write failed: {error!r}", settled=False)
-            failed.__cause__ = error
-            return failed
-        return None

@@ -16,6 +16,7 @@ from .host_transport import HostTransport
 if TYPE_CHECKING:
     from .card import Card
     from .lane import Transfer
+    from .latch import Latch
 
 __all__ = ("MemoryTransport",)
 
@@ -43,8 +44,9 @@ class MemoryTransport(HostTransport):
     def _mover(self, card: Card) -> _MemoryMover:
         return _MemoryMover(self, card.incarnation)
 
-    def _stop_listening(self) -> None:
+    def _stop_listening(self) -> Latch | None:
         _alive.pop(self.incarnation, None)
+        return None
 
     def address(self, region: int) -> int:
         """Where a region of ours begins."""

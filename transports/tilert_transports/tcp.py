@@ -22,8 +22,8 @@ from .tcp_wire import MAX_DESCRIPTORS
 
 if TYPE_CHECKING:
     from .card import Card, Detail
-    from .lane import Mover
     from .latch import Latch
+    from .thread_lane import Mover
 
 __all__ = ("TcpTransport",)
 
