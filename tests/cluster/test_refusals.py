@@ -110,6 +110,12 @@ def test_a_nodes_words(body: bytes, message: str) -> None:
     assert read_words(body).message == message
 
 
+def test_the_code_of_flat_words() -> None:
+    words = read_words(b'{"error":"gone","code":"kv_grant_gone","rid":"a"}')
+    assert (words.message, words.code) == ("gone", "kv_grant_gone")
+    assert read_words(b'{"error":"gone","code":410}').code is None
+
+
 @given(
     status=st.integers(100, 599),
     body=st.binary(max_size=50)

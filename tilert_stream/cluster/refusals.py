@@ -52,7 +52,7 @@ _BY_CODE: Final[Mapping[str, type[TilertStreamError]]] = {
 
 
 class Words:
-    """What a node says of its refusal: OpenAI's error object, or a bare ``{"error": "…"}``."""
+    """What a node says of its refusal: OpenAI's error object, or a flat ``{"error", "code"}``."""
 
     __slots__ = ("code", "message", "param")
 
@@ -71,7 +71,8 @@ def read_words(body: bytes) -> Words:
     outer = cast("dict[str, object]", decoded) if isinstance(decoded, dict) else {}
     error = outer.get("error", outer)
     if isinstance(error, str):
-        return Words(error[:MESSAGE_MAX], None, None)
+        code = outer.get("code")
+        return Words(error[:MESSAGE_MAX], None, code if isinstance(code, str) else None)
     inner = cast("dict[str, object]", error) if isinstance(error, dict) else {}
     message, param, code = (inner.get(name) for name in ("message", "param", "code"))
     return Words(

@@ -1,0 +1,248 @@
+"""The calls of a decode node: what a router says in, what the node answers out.
+
+========================  ==========================================================
+``POST /pd/reserve``      a slot and a landing region, before anything is prefilled
+``POST /pd/renew``        the reservation's lease, while prefill takes its time
+``POST /pd/decode``       the stream of tokens; its head comes when the KV cache has
+``POST /pd/cancel``       gives the request up, in whatever phase it is
+``GET /decode_status``    ``idle`` or ``busy``: how a stock TileRT node is picked
+========================  ==========================================================
+
+A stock TileRT node knows no reservation: whether it is free is asked, and that it was not any more
+is learnt from its answer to ``/pd/decode``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from ..errors import Busy, KVTimeout
+from ..http.client.errors import UpstreamInvalid
+from .errors import DecodeFailed, LayoutMismatch, ReservationLost
+from .json_fields import as_object
+from .refusals import read_words, refusal_of, retry_after
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..errors import TilertStreamError
+    from ..events import GenerateRequest
+    from ..http.client import HTTPClient, Origin, Response
+
+__all__ = ("DecodeCall", "Grant")
+
+ANSWER_BYTES: Final = 1024 * 1024
+SIGNATURE: Final = "tilert-signature"
+
+_GONE: Final = frozenset({"kv_grant_gone"})
+_MISMATCH: Final = frozenset({"kv_layout_mismatch", "kv_handshake_refused"})
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A slot that a decode node holds for one request."""
+
+    request: str
+    incarnation: str | None
+    """The node's; a restarted node counts its generations anew. None: a stock node."""
+    generation: int
+    """0: a stock node, which promises nothing."""
+    region: int
+    ttl: float
+    """Seconds until it expires, unless it is renewed."""
+
+    @property
+    def promised(self) -> bool:
+        """Whether the node holds anything for it."""
+        return self.incarnation is not None
+
+
+class DecodeCall:
+    """Calls one decode node.
+
+    :param sign: makes the value of the ``tilert-signature`` header from method, target and body;
+        None where the cluster has no key.
+    :param answer_timeout: seconds for the short calls.
+    :param kv_timeout: seconds that the node waits for the KV cache.
+    """
+
+    def __init__(
+        self,
+        client: HTTPClient,
+        origin: Origin,
+        *,
+        sign: Callable[[str, str, bytes], str] | None = None,
+        answer_timeout: float = 5.0,
+        kv_timeout: float = 120.0,
+    ) -> None:
+        self.client = client
+        self.origin = origin
+        self._sign = sign
+        self._answer_timeout = answer_timeout
+        self._kv_timeout = kv_timeout
+        self._stock = False
+
+    async def reserve(
+        self, request: GenerateRequest, layout: Mapping[str, object] | None = None
+    ) -> Grant:
+        """Ask for a slot that ``request`` fits in.
+
+        :param layout: of the KV caches that prefill makes, field by field, where it is known.
+        :raises ~tilert_stream.errors.Busy: no slot is free.
+        :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
+        :raises LayoutMismatch: the node cannot take such KV caches.
+        :raises ~tilert_stream.http.client.UpstreamError: it did not answer, or not with a grant.
+        """
+        if not self._stock:
+            length = len(request.prompt_ids) + request.limits.max_tokens
+            asked = {"rid": request.id, "max_len": length, "layout": layout}
+            status, body, after = await self._post("/pd/reserve", asked)
+            if status == 200:
+                return self._grant(body, request.id)
+            if status != 404 or read_words(body).code is not None:
+                raise self._refusal(status, body, after)
+            self._stock = True
+        return await self._look(request.id)
+
+    def _grant(self, body: bytes, request: str) -> Grant:
+        try:
+            return _read_grant(as_object(orjson.loads(body), "the grant"), request)
+        except ValueError as error:
+            raise UpstreamInvalid(
+                f"what {self.origin.label} granted cannot be read: {error}"
+            ) from error
+
+    async def _look(self, request: str) -> Grant:
+        """Whether a stock node is free now."""
+        async with self.client.request(
+            self.origin, "GET", "/decode_status", head_timeout=self._answer_timeout
+        ) as response:
+            body = await response.read(ANSWER_BYTES, within=self._answer_timeout)
+        if response.status != 200:
+            raise self._refusal(response.status, body, retry_after(response.header))
+        try:
+            status = as_object(orjson.loads(body), "its status").get("status")
+        except ValueError as error:
+            raise UpstreamInvalid(
+                f"the status of {self.origin.label} cannot be read: {error}"
+            ) from error
+        if status != "idle":
+            raise Busy(f"{self.origin.label} is busy; try again later", retry_after=1)
+        return Grant(request, None, 0, 0, math.inf)
+
+    async def renew(self, grant: Grant) -> None:
+        """Give the reservation its full time again.
+
+        :raises ReservationLost: it is over.
+        :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
+        """
+        asked = {"rid": grant.request, "generation": grant.generation}
+        status, body, after = await self._post("/pd/renew", asked)
+        if status != 200:
+            raise self._refusal(status, body, after)
+
+    async def cancel(self, request: str) -> None:
+        """Give the request up; that the node does not know it any more is fine.
+
+        :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
+        """
+        await self._post("/pd/cancel", {"rid": request})
+
+    async def decode(self, request: GenerateRequest, grant: Grant, first_token: int) -> Response:
+        """Begin, and wait until the KV cache has landed and is imported; close what is returned.
+
+        :raises ~tilert_stream.errors.KVTimeout: the KV cache did not come.
+        :raises ReservationLost: the slot is no longer held.
+        :raises DecodeFailed: prefill or the engine gave the request up.
+        :raises ~tilert_stream.errors.Busy: a stock node has taken another request meanwhile.
+        :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
+        """
+        body = orjson.dumps(self._order(request, grant, first_token))
+        response = await self.client.open(
+            self.origin,
+            "POST",
+            "/pd/decode",
+            self._headers("/pd/decode", body),
+            body,
+            head_timeout=self._kv_timeout + self._answer_timeout,
+        )
+        try:
+            if response.status == 200:
+                return response
+            words = await response.read(ANSWER_BYTES, within=self._answer_timeout)
+        except BaseException:
+            response.close()
+            raise
+        response.close()
+        raise self._refusal(response.status, words, retry_after(response.header))
+
+    def _order(self, request: GenerateRequest, grant: Grant, first_token: int) -> dict[str, object]:
+        limits, sampling = request.limits, request.sampling
+        order: dict[str, object] = {
+            "rid": request.id,
+            "first_token_id": first_token,
+            "max_tokens": limits.max_tokens,
+            "sampling": {
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "min_p": sampling.min_p,
+                "seed": sampling.seed,
+                "ignore_eos": not limits.eos_ids,
+                "min_tokens": limits.min_tokens,
+                "stop_token_ids": sorted(limits.stop_ids),
+            },
+            "timeout_s": self._kv_timeout,
+            "stream": True,
+        }
+        if grant.promised:
+            order["generation"] = grant.generation
+        return order
+
+    async def _post(self, path: str, fields: object) -> tuple[int, bytes, float | None]:
+        body = orjson.dumps(fields)
+        async with self.client.request(
+            self.origin,
+            "POST",
+            path,
+            self._headers(path, body),
+            body,
+            head_timeout=self._answer_timeout,
+        ) as response:
+            answer = await response.read(ANSWER_BYTES, within=self._answer_timeout)
+        return response.status, answer, retry_after(response.header)
+
+    def _headers(self, path: str, body: bytes) -> list[tuple[str, str]]:
+        headers = [("content-type", "application/json")]
+        if self._sign is not None:
+            headers.append((SIGNATURE, self._sign("POST", path, body)))
+        return headers
+
+    def _refusal(self, status: int, body: bytes, after: float | None) -> TilertStreamError:
+        words = read_words(body)
+        label = self.origin.label
+        if words.code in _MISMATCH:
+            return LayoutMismatch(f"{label} cannot take prefill's KV caches: {words.message}")
+        if words.code in _GONE:
+            return ReservationLost(f"{label} no longer holds the request: {words.message}")
+        if status == 504:
+            return KVTimeout(f"{label} gave the request up: {words.message}", retry_after=after)
+        if status >= 500 and status != 503 and words.message:
+            return DecodeFailed(f"{label} gave the request up: {words.message}")
+        return refusal_of(status, body, label=label, after=after)
+
+
+def _read_grant(fields: Mapping[str, object], request: str) -> Grant:
+    incarnation, ttl = fields.get("incarnation"), fields.get("ttl")
+    if not isinstance(incarnation, str) or not incarnation:
+        raise ValueError("incarnation is no text")
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < math.inf:
+        raise ValueError(f"ttl is {ttl!r:.40}; it must be seconds, above 0")
+    generation, region = fields.get("generation"), fields.get("region")
+    if type(generation) is not int or type(region) is not int:
+        raise ValueError("generation and region must be integers")
+    return Grant(request, incarnation, generation, region, float(ttl))
