@@ -140,8 +140,9 @@ def test_an_abort_after_the_hand_over_withdraws_what_may_be_on_its_way() -> None
     ledger = Ledger(BLOCK)
     ledger.step(Output().new("r", PROMPT, blocks=[7, 3, 9], scheduled=10, params=PARAMS))
     ledger.finish(finished("r", "FINISHED_ABORTED"))
-    (withdrawal,) = ledger.step(Output()).withdrawals
-    assert withdrawal.destination == NODE
+    reason = "vLLM ended the request (FINISHED_ABORTED)"
+    gone = Withdrawal("r", NODE, reason, extracted=True)
+    assert ledger.step(Output()) == StepWork(withdrawals=(gone,))
 
 
 def test_the_prompt_of_embeddings_is_refused_with_the_reason() -> None:

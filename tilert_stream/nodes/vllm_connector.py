@@ -83,7 +83,28 @@ class TilertStreamConnector(KVConnectorBase_V1):
 
     def make_sender(self, layout: GqaLayout, rank: int) -> KVSender:
         """What hands KV caches over, off the forward path."""
-        raise NotImplementedError
+        # Only workers need them, and only those that send.
+        from tilert_transports.control.auth import ClusterKey
+        from tilert_transports.registry import make
+
+        from .vllm_courier import open_courier
+        from .vllm_sender import SenderThread
+
+        options = self._options
+        secret = options.cluster_key()
+        return SenderThread(
+            lambda: open_courier(
+                make(options.transport),
+                layout,
+                rank=rank,
+                staging_bytes=options.staging_for(layout.staging_bytes(layout.max_seq_len, rank)),
+                send_timeout=options.send_timeout,
+                key=None if secret is None else ClusterKey(secret),
+            ),
+            layout,
+            rank=rank,
+            timeout=options.send_timeout,
+        )
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the paged caches, by layer name; starts the sender."""

@@ -54,6 +54,8 @@ class Withdrawal:
     request_id: str
     destination: Destination
     reason: str
+    extracted: bool = False
+    """Its KV cache may be on its way, or there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,12 @@ class Ledger:
             reason = f"vLLM ended the request ({status}) before its prompt was computed"
             self._withdrawals.append(Withdrawal(request_id, prompt.destination, reason))
         elif status in _CUT_SHORT:
-            destination = handed or self._destination(request_id, request.kv_transfer_params)
-            if destination is not None:
-                reason = f"vLLM ended the request ({status})"
-                self._withdrawals.append(Withdrawal(request_id, destination, reason))
+            reason = f"vLLM ended the request ({status})"
+            waiting = self._destination(request_id, request.kv_transfer_params)
+            if handed is not None:
+                self._withdrawals.append(Withdrawal(request_id, handed, reason, extracted=True))
+            elif waiting is not None:
+                self._withdrawals.append(Withdrawal(request_id, waiting, reason))
 
     def _destination(
         self, request_id: str, params: Mapping[str, object] | None

@@ -28,6 +28,7 @@ _TILERT: Final[Mapping[str, str]] = {
 }
 _TEXTS: Final = ("host", "model", "transport", "cluster_key_file")
 _INTEGERS: Final = ("ctrl_port", "max_seq_len", "staging_bytes")
+_MOST_STAGING: Final = 8 * 2**30
 _NAMES: Final = (*_TEXTS, *_INTEGERS, "sync_send", "send_timeout")
 
 
@@ -85,6 +86,36 @@ class VllmOptions:
             send_timeout=_seconds(given, "send_timeout", 60.0),
             cluster_key_file=_path(given, "cluster_key_file"),
         )
+
+    def staging_for(self, longest: int) -> int:
+        """The size of the staging memory.
+
+        :param longest: bytes of the longest prompt's KV cache.
+        :raises ~tilert_stream.errors.ConfigError: one of them would not fit.
+        """
+        if self.staging_bytes is None:
+            return max(longest, min(4 * longest, _MOST_STAGING))
+        if self.staging_bytes < longest:
+            raise ConfigError(
+                f"kv_connector_extra_config: staging_bytes is {self.staging_bytes}; the longest"
+                f" prompt needs {longest}, or lower max_seq_len"
+            )
+        return self.staging_bytes
+
+    def cluster_key(self) -> str | None:
+        """The cluster's key; None without one.
+
+        :raises ~tilert_stream.errors.ConfigError: its file cannot be read, or is empty.
+        """
+        if self.cluster_key_file is None:
+            return None
+        try:
+            key = self.cluster_key_file.read_text().partition("\n")[0].strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cluster_key_file cannot be read: {error}") from error
+        if not key:
+            raise ConfigError("cluster_key_file is empty; its first line is the cluster's key")
+        return key
 
 
 def _refuse(name: str, value: object, needed: str) -> NoReturn:

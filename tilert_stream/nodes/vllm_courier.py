@@ -1,0 +1,213 @@
+"""Parcels → decode nodes: one control connection and one transport peer a node, made when needed.
+
+In: parcels in registered staging memory. Out: rows in the landing regions that decode nodes grant.
+A connection that has broken is left, and made anew for the next parcel.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import anyio
+
+from tilert_transports.abc import Region
+from tilert_transports.control.client import ControlClient
+from tilert_transports.control.errors import HandOffFailed
+from tilert_transports.control.hello import NONCE_BYTES, Hello
+from tilert_transports.control.messages import Claim
+from tilert_transports.plan import Plan
+
+from .layout_description import layout_description
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from anyio.abc import TaskGroup
+
+    from tilert_engine.layouts.abc import KVLayout
+    from tilert_transports.abc import Peer, Transport
+    from tilert_transports.control.auth import ClusterKey
+    from tilert_transports.control.client import Progressing
+    from tilert_transports.control.messages import Grant
+
+    from .vllm_params import Destination
+    from .vllm_sender import Parcel
+
+__all__ = ("NodeCourier", "open_courier")
+
+
+@dataclass(slots=True)
+class _Node:
+    """A decode node that we are connected to."""
+
+    client: ControlClient
+    peer: Peer
+    layout: KVLayout
+    """Ours, with the rows of its landing regions."""
+
+
+@dataclass(slots=True)
+class _Door:
+    """Where a decode node is; its lock keeps two parcels from connecting at once."""
+
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    node: _Node | None = None
+
+
+class NodeCourier:
+    """A ``Courier`` over a transport. Made by ``open_courier``."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        region: Region,
+        layout: KVLayout,
+        hello: Hello,
+        *,
+        rank: int,
+        key: ClusterKey | None,
+        send_timeout: float,
+        tasks: TaskGroup,
+    ) -> None:
+        self._transport = transport
+        self._region = region
+        self._layout = layout
+        self._hello = hello
+        self._rank = rank
+        self._key = key
+        self._timeout = send_timeout
+        self._tasks = tasks
+        self._doors: dict[tuple[str, int], _Door] = {}
+
+    @property
+    def staging(self) -> memoryview:
+        """As the contract."""
+        return self._transport.view(self._region)
+
+    async def deliver(self, parcel: Parcel) -> None:
+        """As the contract."""
+        node = await self._node(parcel.destination)
+
+        async def write(grant: Grant, _progressing: Progressing) -> None:
+            await self._transport.write(
+                node.peer,
+                self._region.part(parcel.offset, parcel.nbytes),
+                Region(grant.region, grant.offset, grant.nbytes),
+                Plan(node.layout.plan(parcel.seq_len, self._rank)),
+                deadline=anyio.current_time() + self._timeout,
+            )
+
+        claim = self._claim(
+            parcel.destination, parcel.seq_len, parcel.nbytes, last_token=parcel.last_token
+        )
+        await node.client.hand_off(claim, write, lambda: self._drain(node.peer))
+
+    async def refuse(self, destination: Destination, reason: str) -> None:
+        """As the contract: the grant is claimed, and given up."""
+        node = await self._node(destination)
+        told = HandOffFailed(reason)
+
+        async def write(_grant: Grant, _progressing: Progressing) -> None:
+            raise told
+
+        async def drain() -> bool:
+            return True
+
+        try:
+            await node.client.hand_off(self._claim(destination, 1, 1, last_token=0), write, drain)
+        except HandOffFailed:
+            return
+
+    def _claim(
+        self, destination: Destination, tokens: int, nbytes: int, *, last_token: int
+    ) -> Claim:
+        grant = destination.grant
+        if grant is None:
+            raise HandOffFailed(
+                "the request came without a grant (tilert_request, tilert_incarnation,"
+                " tilert_generation in kv_transfer_params); send it through this project's router"
+            )
+        return Claim(
+            request=grant.request,
+            incarnation=grant.incarnation,
+            generation=grant.generation,
+            rank=self._rank,
+            tokens=tokens,
+            nbytes=nbytes,
+            last_token=last_token,
+        )
+
+    async def _drain(self, peer: Peer) -> bool:
+        return await self._transport.drain(peer, timeout=self._timeout)
+
+    async def _node(self, destination: Destination) -> _Node:
+        door = self._doors.setdefault((destination.host, destination.port), _Door())
+        async with door.lock:
+            if door.node is not None and not door.node.client.is_open:
+                await self._leave(door.node)
+                door.node = None
+            if door.node is None:
+                door.node = await self._connect(destination)
+            return door.node
+
+    async def _connect(self, destination: Destination) -> _Node:
+        client = ControlClient(destination.host, destination.port, self._hello, key=self._key)
+        await self._tasks.start(client.run)
+        try:
+            peer = await self._transport.connect(client.peer.card, timeout=self._timeout)
+        except BaseException:
+            client.close()
+            raise
+        return _Node(client, peer, self._layout.sized(client.peer.layout.max_seq_len))
+
+    async def _leave(self, node: _Node) -> None:
+        node.client.close()
+        await self._drain(node.peer)
+        await self._transport.disconnect(node.peer)
+
+
+@asynccontextmanager
+async def open_courier(
+    transport: Transport,
+    layout: KVLayout,
+    *,
+    rank: int,
+    staging_bytes: int,
+    send_timeout: float,
+    key: ClusterKey | None = None,
+) -> AsyncGenerator[NodeCourier]:
+    """A courier, for as long as the block runs; the transport is closed then.
+
+    :param send_timeout: seconds that connecting, a write or a drain may take.
+    """
+    try:
+        # Made before the staging memory is, the card lets nobody write to it.
+        hello = Hello(
+            node=socket.gethostname(),
+            role="prefill",
+            incarnation=uuid4().hex,
+            layout=layout_description(layout),
+            transport=transport.name,
+            card=transport.card(),
+            nonce=bytes(NONCE_BYTES),
+        )
+        region = await transport.allocate(staging_bytes)
+        async with anyio.create_task_group() as tasks:
+            yield NodeCourier(
+                transport,
+                region,
+                layout,
+                hello,
+                rank=rank,
+                key=key,
+                send_timeout=send_timeout,
+                tasks=tasks,
+            )
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await transport.aclose()
