@@ -118,6 +118,10 @@ class Client:
         self._sock = socket.create_connection(("127.0.0.1", port))
         self._sock.setblocking(False)
 
+    def get(self, path: str) -> None:
+        head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        self._sock.send(head.encode())
+
     def post(
         self,
         *,

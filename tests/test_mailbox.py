@@ -53,7 +53,7 @@ async def test_threads_put_while_the_loop_reads(threads: int) -> None:
     producer = threading.Thread(target=produce_all)
     producer.start()
     drained = await read_to_the_end(mailbox)
-    producer.join()
+    await anyio.to_thread.run_sync(producer.join)
 
     items = [item for batch in drained for item in batch]
     assert items.pop() is END

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from itertools import count
+
+import pytest
 
 from tests.hosts.answers import Answer, read, read_one
 from tests.hosts.faults import Fault, Turnstile
@@ -44,7 +47,8 @@ async def test_a_plain_answer(site: Site) -> None:
     assert answer.json["choices"][0]["text"] == "the q"
 
 
-async def test_err_01_a_failed_stream_is_cut(site: Site) -> None:
+async def test_err_01_a_failed_stream_is_cut(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    uvicorn = site.host.name.startswith("uvicorn")
     gates = ExitStack()
     fault = Fault(2, gates)
     app = ScriptedApp(fault.script)
@@ -59,6 +63,8 @@ async def test_err_01_a_failed_stream_is_cut(site: Site) -> None:
     assert b'"code":"engine_fault"' in answer.events[-1]
     assert b"[DONE]" not in answer.body
     assert not answer.complete, "the client sees that the answer has no end"
+    noise = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    assert noise == (["ASGI callable returned without completing response."] if uvicorn else [])
 
 
 async def test_a_cut_is_silent_to_an_old_client(host: Host) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from anyio import CancelScope, create_task_group
+from anyio import create_task_group
 
 from ..errors import TilertStreamError
 from ..events import Finished
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
+    from anyio import CancelScope
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ..stream import Stream
@@ -93,8 +94,8 @@ class StreamResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
         async with create_task_group() as tasks:
-            listener = CancelScope()
-            tasks.start_soon(_listen, receive, listener, tasks.cancel_scope)
+            listener = _Listener(receive, tasks.cancel_scope)
+            tasks.start_soon(listener.listen)
             opened = False
             try:
                 async with self._opened as stream:
@@ -106,12 +107,12 @@ class StreamResponse:
                 # A stage's factory failed: nothing has been sent, so it is an answer like others.
                 outcome = Finished.failed(error)
             if outcome is not None and outcome.error is not None:
-                listener.cancel()  # for the reason that _write gives
+                listener.over = True
                 await self._refuse(outcome.error, self._headers)(scope, receive, send)
             tasks.cancel_scope.cancel()
 
     async def _write(
-        self, stream: Stream[bytes], send: Send, listener: CancelScope
+        self, stream: Stream[bytes], send: Send, listener: _Listener
     ) -> Finished | None:
         """Write until the end; the outcome if it is an error that nothing has been sent before."""
         started = over = False
@@ -122,10 +123,7 @@ class StreamResponse:
             if failed and not started:
                 break
             over = outcome is not None and not (failed and self._cut_on_error)
-            if over:
-                # Some servers report a disconnect as soon as the last message is sent, and would
-                # have us cancel the very task that closes the connection.
-                listener.cancel()
+            listener.over = over
             if not started:
                 started = True
                 await send(self._start(len(body) if over else None))
@@ -134,7 +132,7 @@ class StreamResponse:
         failed = outcome is not None and outcome.error is not None
         if not (over or failed):
             # The end came behind the last bytes: the encoder had nothing more to say.
-            listener.cancel()
+            listener.over = True
             if not started:
                 await send(self._start(0))
             await send({"type": "http.response.body"})
@@ -148,9 +146,21 @@ class StreamResponse:
         return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
-async def _listen(receive: Receive, listener: CancelScope, request: CancelScope) -> None:
-    """Cancel the request when the client has gone."""
-    with listener:
-        while (await receive())["type"] != "http.disconnect":
+class _Listener:
+    """Cancels the request when the client has gone."""
+
+    __slots__ = ("_receive", "_request", "over")
+
+    def __init__(self, receive: Receive, request: CancelScope) -> None:
+        self._receive = receive
+        self._request = request
+        self.over = False
+        """The last message is about to be sent: some servers report a disconnect as soon as it is,
+        and would have us cancel the very task that closes the connection."""
+
+    async def listen(self) -> None:
+        """Wait for the disconnect."""
+        while (await self._receive())["type"] != "http.disconnect":
             pass
-        request.cancel()
+        if not self.over:
+            self._request.cancel()

@@ -9,7 +9,7 @@ Rules
 1. The head of an answer leaves in one write with the first body message, and each later body
    message is one write. Until the head has left, a failure can still become an HTTP status.
 2. Chunks are framed here: h11 keeps no state between the head and the end of a chunked body. It
-   does the head, the end, and counts a body with a Content-Length.
+   does the head, counts a body with a Content-Length, and hears of the end when that has left.
 3. ``receive`` says ``http.disconnect`` only when the client has gone or the last byte of the
    answer has been handed over: apps cancel their writer when they see it.
 """
@@ -45,6 +45,8 @@ __all__ = ("Exchange",)
 BODY_HIGH_WATER = 64 * 1024
 """So much of a body is read ahead of the app. Past it the socket is left alone, so a client that
 leaves while its body goes unread is noticed by a failing write only."""
+
+LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Exchange:
@@ -247,8 +249,10 @@ class Exchange:
         )
 
     async def _send_body(self, body: bytes, *, more: bool) -> None:
-        if self._framing == "chunked" and more:
+        if self._framing == "chunked":
             data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more:
+                data += LAST_CHUNK
         elif self._response is None:
             raise ASGIViolation("'http.response.body' was sent before 'http.response.start'.")
         else:
@@ -260,6 +264,8 @@ class Exchange:
             if self._framing != "none":
                 self._record.sent += len(body)
         if not more:
+            if self._conn.our_state is h11.SEND_BODY:
+                self._conn.send(h11.EndOfMessage())
             self.complete = True
             if self._conn.our_state is h11.MUST_CLOSE:
                 # The app may go on for long (background tasks); the client is not to wait for it.
