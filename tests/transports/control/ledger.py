@@ -42,6 +42,7 @@ class DecodeSide:
             send=self.post,
             tell=self.told.append,
             clock=self.clock,
+            sooner=lambda: None,
             settings=ReservationSettings(ttl=30, max_lifetime=600, lost_writer_time=60),
         )
         self.receiver = Receiver(self.reservations, ranks, self.post)

@@ -92,6 +92,7 @@ class HandOffs(RuleBasedStateMachine):
             send=self.post,
             tell=self.tell,
             clock=self.clock,
+            sooner=lambda: None,
             settings=ReservationSettings(
                 ttl=30, max_lifetime=200, lost_writer_time=LOST_WRITER_TIME
             ),
@@ -183,6 +184,23 @@ class HandOffs(RuleBasedStateMachine):
             connection.claim(claim)
         except OutOfOrder:
             assert claim.generation in {h.claim.generation for h in connection.hand_offs}
+
+    @precondition(lambda self: bool(cast("HandOffs", self).granted))
+    @rule(data=st.data(), commit=st.booleans())
+    def let_in(self, data: st.DataObject, commit: bool) -> None:
+        """All ranks claim, each over a connection of its own: chance alone rarely comes so far."""
+        living = sorted(set(self.granted) - self.ended)
+        if not living:
+            return
+        granted = self.granted[data.draw(st.sampled_from(living))]
+        for connection, rank in zip(self.connections.values(), self.ranks, strict=False):
+            if granted.generation not in {h.claim.generation for h in connection.hand_offs}:
+                connection.claim(claim_of(granted, rank=rank))
+        self.deliver_all()
+        for connection in self.connections.values():
+            for hand_off in connection.hand_offs:
+                if commit and hand_off.state is STATES.WRITING:
+                    connection.sender.commit(hand_off)
 
     def travelling(self) -> list[tuple[Connection, bool]]:
         """Connections and directions in which something is on its way."""

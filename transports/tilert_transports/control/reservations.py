@@ -60,6 +60,7 @@ class Reservations:
     :param send: queues a message for a connection.
     :param tell: learns how a reservation went, unless its holder ended it.
     :param clock: monotonic seconds.
+    :param sooner: is called when ``next_deadline`` may have come closer.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Reservations:
         send: Callable[[int, Message], None],
         tell: Callable[[Event], None],
         clock: Callable[[], float],
+        sooner: Callable[[], None],
         settings: ReservationSettings | None = None,
     ) -> None:
         self.incarnation = incarnation
@@ -80,6 +82,7 @@ class Reservations:
         self._max_seq_len = max_seq_len
         self._send = send
         self._clock = clock
+        self._sooner = sooner
         self._held: dict[int, Reservation] = {}
         self._generation = 0
         self._expired = 0
@@ -116,6 +119,7 @@ class Reservations:
             deadline=now + self.settings.ttl,
             dies_at=now + self.settings.max_lifetime,
         )
+        self._sooner()
         return Granted(request, self.incarnation, self._generation, region, self.settings.ttl)
 
     def renew(self, generation: int) -> None:
@@ -216,6 +220,7 @@ class Reservations:
         if writer.state is WriterState.WRITING:
             writer.state = WriterState.LOST
             writer.lost_at = self._clock()
+            self._sooner()
 
     def stopped(self, held: Reservation, writer: Writer) -> None:
         """Note that nothing of a writer can land any more; the last one ends the quarantine."""
