@@ -60,7 +60,7 @@ def test_pd_10_each_status(status: int, body: Any, ours: int, code: str) -> None
     assert (error.status, error.code) == (ours, code)
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 500])
+@pytest.mark.parametrize("status", [404, 405, 500])
 def test_pd_10_what_is_the_operators_is_logged_and_not_told(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -69,6 +69,16 @@ def test_pd_10_what_is_the_operators_is_logged_and_not_told(
     assert "10.0.0.7" not in error.message
     assert f"status {status}" in error.message
     assert f"the prefill node answered {status}: internal address" in caplog.text
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_pd_25_a_key_that_is_refused_is_shown_to_nobody(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        error = refuse(status, openai("Incorrect API key provided: sk-secret"))
+    assert f"the prefill node answered {status}: look at its key" in caplog.text
+    assert "sk-secret" not in caplog.text + error.message
 
 
 @pytest.mark.parametrize("status", [429, 503])

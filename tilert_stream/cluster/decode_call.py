@@ -22,6 +22,7 @@ import orjson
 
 from ..errors import Busy, KVTimeout
 from ..http.client.errors import UpstreamInvalid
+from ..http.client.origin import Origin
 from .errors import DecodeFailed, LayoutMismatch, ReservationLost
 from .json_fields import as_object
 from .refusals import read_words, refusal_of, retry_after
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
     from ..errors import TilertStreamError
     from ..events import GenerateRequest
-    from ..http.client import HTTPClient, Origin, Response
+    from ..http.client import HTTPClient, Response
+    from .address import NodeAddress
 
 __all__ = ("DecodeCall", "Grant")
 
@@ -64,6 +66,7 @@ class Grant:
 class DecodeCall:
     """Calls one decode node.
 
+    :param label: what clients read in place of its address.
     :param sign: makes the value of the ``tilert-signature`` header from method, target and body;
         None where the cluster has no key.
     :param answer_timeout: seconds for the short calls.
@@ -73,14 +76,16 @@ class DecodeCall:
     def __init__(
         self,
         client: HTTPClient,
-        origin: Origin,
+        address: NodeAddress,
         *,
+        label: str = "the decode node",
         sign: Callable[[str, str, bytes], str] | None = None,
         answer_timeout: float = 5.0,
         kv_timeout: float = 120.0,
     ) -> None:
         self.client = client
-        self.origin = origin
+        self.address = address
+        self.origin = Origin.parse(address.origin, label=label)
         self._sign = sign
         self._answer_timeout = answer_timeout
         self._kv_timeout = kv_timeout

@@ -61,6 +61,7 @@ class DecodeStream:
         "_lines",
         "_seen",
         "finished",
+        "node_ended",
     )
 
     def __init__(self, limits: Limits, first_token: int, *, label: str) -> None:
@@ -72,11 +73,8 @@ class DecodeStream:
         self._emitted = 1
         self.finished: Finished | None = None
         """How the request ended; what is fed after that is thrown away."""
-
-    @property
-    def node_ended(self) -> bool:
-        """Whether the node has said that it is done with the request."""
-        return self._lines.ended
+        self.node_ended = False
+        """The node has said that it is done with the request, or has given it up."""
 
     def feed(self, data: bytes) -> list[DecodeItem]:
         """The tokens that ``data`` brings, as one batch, and the end if it is among them."""
@@ -84,6 +82,7 @@ class DecodeStream:
         try:
             for line in self._lines.feed(data):
                 if not isinstance(line, DecodeTokens):
+                    self.node_ended = True
                     news.end = self._end(line)
                 elif self.finished is None:
                     self._take(line, news)

@@ -16,19 +16,24 @@ import orjson
 from ..events import PromptUsage, TokenBatch
 from ..http.client.errors import UpstreamError, UpstreamInvalid
 from .json_fields import as_list, as_object, token_id
+from .refusals import refusal_of, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..events import GenerateRequest
+    from ..http.client import HTTPClient, Origin
 
-__all__ = ("PrefillAnswer", "prefill_body", "read_prefill_answer", "request_fields")
+__all__ = ("PrefillAnswer", "PrefillCall", "prefill_body", "read_prefill_answer", "request_fields")
 
 DROPPED: Final = frozenset(
     {"stream_options", "max_completion_tokens", "stop", "n", "echo", "best_of", "min_tokens"}
 )
 """``max_completion_tokens`` wins over ``max_tokens``, ``stream_options`` is refused without
 ``stream``, and a stop string may be the first token: stopping is the router's own work."""
+
+ANSWER_BYTES: Final = 4 * 1024 * 1024
+"""One token, and what prefill says about the prompt."""
 
 _TOKEN: Final = re.compile(r"token_id:([0-9]{1,10})")
 _GIVEN_UP: Final = frozenset({"abort", "error", "cancelled"})
@@ -92,6 +97,65 @@ def prefill_body(
 
 def _integer(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+class PrefillCall:
+    """Calls one prefill server.
+
+    :param model: its own name of the model.
+    :param api_key: the key that it wants; never the client's.
+    :param answer_timeout: seconds for a prompt, and again for the answer's body.
+    """
+
+    def __init__(
+        self,
+        client: HTTPClient,
+        origin: Origin,
+        *,
+        model: str,
+        api_key: str | None = None,
+        answer_timeout: float = 600.0,
+    ) -> None:
+        self.origin = origin
+        self._client = client
+        self._model = model
+        self._answer_timeout = answer_timeout
+        self._headers = [("content-type", "application/json")]
+        if api_key is not None:
+            self._headers.append(("authorization", f"Bearer {api_key}"))
+
+    async def prefill(
+        self, request: GenerateRequest, kv_transfer_params: Mapping[str, object] | None
+    ) -> PrefillAnswer:
+        """Have the prompt computed; cancelling closes the connection, which stops it.
+
+        :raises ~tilert_stream.errors.InvalidRequest: prefill's own 4xx, in its own words.
+        :raises ~tilert_stream.errors.Busy: it takes no more at present.
+        :raises ~tilert_stream.http.client.UpstreamError: it did not answer, or not usefully.
+        """
+        body = prefill_body(
+            request_fields(request),
+            request_id=request.id,
+            model=self._model,
+            kv_transfer_params=kv_transfer_params,
+        )
+        label = self.origin.label
+        async with self._client.request(
+            self.origin,
+            "POST",
+            "/v1/completions",
+            self._headers,
+            orjson.dumps(body),
+            head_timeout=self._answer_timeout,
+        ) as response:
+            if (response.header(b"content-type") or "").startswith("text/event-stream"):
+                # It may go on for as long as a whole answer takes.
+                raise UpstreamInvalid(f"{label} sent an event stream, although stream is false")
+            answer = await response.read(ANSWER_BYTES, within=self._answer_timeout)
+        if response.status != 200:
+            after = retry_after(response.header)
+            raise refusal_of(response.status, answer, label=label, after=after)
+        return read_prefill_answer(answer, prompt_tokens=len(request.prompt_ids), label=label)
 
 
 @dataclass(frozen=True, slots=True)

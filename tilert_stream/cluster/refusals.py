@@ -107,7 +107,9 @@ def refusal_of(
     words = read_words(body)
     about_request = status in _PASSED and (status != 404 or _names_model(words))
     if not about_request:
-        logger.warning("%s answered %d: %s", label, status, words.message or "without a reason")
+        # Whoever refuses a key may repeat it.
+        reason = "look at its key" if status in (401, 403) else words.message or "without a reason"
+        logger.warning("%s answered %d: %s", label, status, reason)
         if status < 500:
             return NodeRefused(f"{label} does not serve this router (status {status})")
         return UpstreamError(f"{label} failed (status {status})")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+import anyio
 import anyio.to_thread
 import h11
 
@@ -211,9 +212,26 @@ class HTTPClient:
     def _response(self, origin: Origin, connection: ClientConnection, head: Head) -> Response:
         def give_back(connection: ClientConnection, reusable: bool) -> None:  # noqa: FBT001 - a callback of two facts
             self._in_use -= 1
+            connection.idle_since = monotonic()
             self._keep(origin, connection, reusable=reusable)
 
         return Response(head, connection, origin.label, give_back)
+
+    async def wait_closed(self, origin: Origin) -> None:
+        """Wait until the server ends a connection that is idle now; for ever if none is.
+
+        The death of a process shows here at once. So does the server's own idle time-out.
+        """
+        connection = self._take_idle(origin)
+        if connection is None:
+            await anyio.sleep_forever()
+            return
+        self._in_use += 1
+        try:
+            await connection.wait_ended()
+        finally:
+            self._in_use -= 1
+            self._keep(origin, connection, reusable=not connection.is_stale())
 
     # --- connections -------------------------------------------------------------------------
 
@@ -251,7 +269,6 @@ class HTTPClient:
             return
         if len(connections) >= self._max_idle:
             connections.pop(0).close()
-        connection.idle_since = monotonic()
         connections.append(connection)
 
 

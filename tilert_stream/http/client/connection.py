@@ -87,6 +87,10 @@ class ClientConnection:
         except ClientGone:
             return True
 
+    async def wait_ended(self) -> None:
+        """Wait until the server closes it, or says something unasked. Always a checkpoint."""
+        await anyio.wait_readable(self._sock)
+
     def close(self) -> None:
         """Close now; the server sees it at once. Idempotent."""
         close(self._sock)

@@ -1,0 +1,160 @@
+"""A slot on some decode node, for one request: claimed, kept alive, given back.
+
+::
+
+    claim ─► a node's grant ─► keep (while prefill works) ─► the stream's end, or cancel
+       ▲                         │
+       └── the node has died ────┘   nothing has left for the client yet: another is asked
+
+It counts from before the first node is asked: whatever is cancelled, a node that may have granted
+is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from anyio import move_on_after
+
+from ..errors import Busy, InvalidRequest, NotReady
+from ..http.client.errors import ConnectFailed, UpstreamError
+from .errors import LayoutMismatch, ReservationLost
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..events import GenerateRequest
+    from .decode_call import DecodeCall, Grant
+    from .janitor import Janitor
+    from .pool import Member, Pool, Visit
+
+__all__ = ("Reservation",)
+
+logger = logging.getLogger(__name__)
+
+RENEWALS: Final = 3
+"""So many tries fit into a grant's time."""
+
+_SKIP: Final = (Busy, NotReady, UpstreamError)
+_NOT_GRANTED: Final = (Busy, NotReady, InvalidRequest, ConnectFailed, LayoutMismatch)
+
+
+class Reservation:
+    """One request's slot.
+
+    :param layout: of prefill's KV caches, where it is known.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        pool: Pool[DecodeCall],
+        janitor: Janitor,
+        layout: Mapping[str, object] | None = None,
+    ) -> None:
+        self.request = request
+        self._pool = pool
+        self._janitor = janitor
+        self._layout = layout
+        self._member: Member[DecodeCall] | None = None
+        self._visit: Visit | None = None
+        self._grant: Grant | None = None
+        self._released = False
+        self.settled = False
+        """The node has ended the request by itself, or somebody else sees to that."""
+
+    @property
+    def grant(self) -> Grant:
+        """What the node has given.
+
+        :raises RuntimeError: nothing yet.
+        """
+        if self._grant is None:
+            raise RuntimeError("the slot has not been claimed")
+        return self._grant
+
+    @property
+    def node(self) -> DecodeCall:
+        """The node that has given it.
+
+        :raises RuntimeError: none yet.
+        """
+        if self._member is None:
+            raise RuntimeError("the slot has not been claimed")
+        return self._member.node
+
+    @property
+    def name(self) -> str:
+        """The node's name in its pool."""
+        return self._member.name if self._member is not None else ""
+
+    async def claim(self) -> None:
+        """Have some node hold a slot.
+
+        :raises ~tilert_stream.errors.Busy: all are busy.
+        :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
+        :raises ~tilert_stream.http.client.UpstreamError: none can be used.
+        """
+        self._grant = await self._pool.first(self._ask, skip=_SKIP)
+
+    async def _ask(self, member: Member[DecodeCall]) -> Grant:
+        self._move_to(member)
+        try:
+            return await member.node.reserve(self.request, self._layout)
+        except _NOT_GRANTED:
+            self.settled = True
+            raise
+
+    def _move_to(self, member: Member[DecodeCall]) -> None:
+        self._leave()
+        self._grant = None
+        self.settled = False
+        self._member = member
+        self._visit = member.visit()
+
+    async def keep(self) -> NoReturn:
+        """Keep the grant alive until cancelled.
+
+        Renews it by the clock, and whenever the node has ended its idle connection: a process that
+        dies is known at once.
+
+        :raises ReservationLost: the node does not hold it any more.
+        :raises ~tilert_stream.http.client.UpstreamError: the node has not answered in all its time.
+        """
+        grant, node = self.grant, self.node
+        pause = grant.ttl / RENEWALS
+        failures = 0
+        while True:
+            with move_on_after(pause):
+                await node.client.wait_closed(node.origin)
+            if not grant.promised:
+                continue
+            try:
+                await node.renew(grant)
+                failures = 0
+            except ConnectFailed:
+                raise
+            except UpstreamError as error:
+                failures += 1
+                if isinstance(error, ReservationLost) or failures == RENEWALS:
+                    raise
+                logger.info("%s: not renewed: %s", self.name, error)
+
+    def release(self, _reason: str) -> None:
+        """Give it back. Sync, idempotent: the janitor tells the node."""
+        if not self._released:
+            self._released = True
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._visit is not None:
+            visit, self._visit = self._visit, None
+            visit.leave()
+            if not self.settled:
+                self.cancel()
+
+    def cancel(self) -> None:
+        """Tell the node that the request has ended. Sync."""
+        node, request = self.node, self.request.id
+        self._janitor.submit(f"cancel of {request} at {self.name}", lambda: node.cancel(request))

@@ -1,0 +1,242 @@
+"""Prefill and decode in other processes: what a router's pipeline has in place of engines.
+
+::
+
+    Reserve   POST /pd/reserve      ─► Reservation, kept alive while prefill works
+    Prefill   POST /v1/completions  ─► the first token; its KV cache goes to the node
+    ImportKV  POST /pd/decode       ─► the head of the stream, once the KV cache has been imported
+    Decode    the stream's lines    ─► the mailbox
+
+What is claimed goes into the request's lease. A decode node that dies while prefill works takes
+nothing with it but prefill's work: another is asked, since nothing has left for the client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+from anyio import CancelScope, create_task_group
+
+from tilert_stream.cluster.decode_stream import DecodeStream
+from tilert_stream.cluster.reservation import Reservation
+from tilert_stream.errors import Cancelled, InvalidRequest, TilertStreamError
+from tilert_stream.events import KVReady, Prefilled, Reserved
+from tilert_stream.http.client import UpstreamError
+
+from .vllm_params import Destination, Grant, params_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tilert_stream.cluster.decode_call import DecodeCall
+    from tilert_stream.cluster.janitor import Janitor
+    from tilert_stream.cluster.pool import Member, Pool
+    from tilert_stream.cluster.prefill_call import PrefillAnswer, PrefillCall
+    from tilert_stream.events import GenerateRequest, TokenBatch
+    from tilert_stream.http.client import Response
+    from tilert_stream.mailbox import Mailbox
+    from tilert_stream.scope import RequestScope
+
+__all__ = ("RemoteDecode", "RemotePrefill")
+
+RECLAIMS: Final = 3
+"""How often a request may lose its slot to a dying node before it fails."""
+DRAIN_BYTES: Final = 256 * 1024
+"""What is read of a stream whose request has ended, before its connection is closed."""
+
+
+class RemotePrefill:
+    """A ``PrefillNode`` on a pool of servers with OpenAI's API, such as vLLM with our connector.
+
+    Follows ``RemoteDecode``'s reservation in the pipeline.
+    """
+
+    def __init__(self, pool: Pool[PrefillCall]) -> None:
+        self._pool = pool
+        self.where = _where(pool)
+
+    async def prefill(self, reserved: Reserved, scope: RequestScope) -> Prefilled:
+        """Have the prompt computed, and the reservation kept alive; one that fails ends the other.
+
+        :raises ~tilert_stream.errors.InvalidRequest: prefill's own 4xx, in its own words.
+        :raises ~tilert_stream.errors.Busy: all prefill or all decode nodes are busy.
+        :raises ~tilert_stream.http.client.UpstreamError: none of either can be used.
+        """
+        reservation = cast("Reservation", reserved.grant)
+        answer = await self._compute(reservation, scope)
+        for _ in range(RECLAIMS):
+            if not isinstance(answer, UpstreamError):
+                break
+            await reservation.claim()
+            answer = await self._compute(reservation, scope)
+        if isinstance(answer, UpstreamError):
+            raise answer
+        reserved = Reserved(reservation.grant.region, reservation)
+        return Prefilled(reserved, answer.first, answer.kv_transfer_params, answer.usage)
+
+    async def _compute(
+        self, reservation: Reservation, scope: RequestScope
+    ) -> PrefillAnswer | UpstreamError:
+        """Prefill's answer, or why the reservation was lost meanwhile."""
+        params = _kv_transfer_params(reservation)
+        answer: PrefillAnswer | None = None
+        failure: TilertStreamError | None = None
+        lost: UpstreamError | None = None
+        cancel = CancelScope()
+        hold = scope.lease.hold("prefill", lambda _reason: cancel.cancel())
+
+        async def ask(member: Member[PrefillCall]) -> PrefillAnswer:
+            visit = member.visit()
+            try:
+                return await member.node.prefill(scope.request, params)
+            finally:
+                visit.leave()
+
+        async def keep() -> None:
+            nonlocal lost
+            try:
+                await reservation.keep()
+            except UpstreamError as error:
+                lost = error
+                cancel.cancel()
+
+        with cancel:
+            async with create_task_group() as tasks:
+                tasks.start_soon(keep)
+                try:
+                    answer = await self._pool.first(ask)
+                except TilertStreamError as error:
+                    failure = error
+                tasks.cancel_scope.cancel()
+        hold.release("prefilled")
+        if answer is not None:
+            return answer
+        if failure is not None:
+            raise failure
+        if lost is not None:
+            return lost
+        raise Cancelled(f"request {scope.request.id} ended before prefill had answered")
+
+
+class RemoteDecode:
+    """A ``DecodeNode`` on a pool of decode nodes, ours or TileRT's.
+
+    :param janitor: tells nodes what has ended, and reads late bodies; entered by whoever made it.
+    :param layout: of prefill's KV caches, field by field, where it is known: nodes that cannot
+        take them are found before anything is computed.
+    """
+
+    def __init__(
+        self,
+        pool: Pool[DecodeCall],
+        janitor: Janitor,
+        *,
+        layout: Mapping[str, object] | None = None,
+    ) -> None:
+        self._pool = pool
+        self._janitor = janitor
+        self._layout = layout
+        self.where = _where(pool)
+
+    async def reserve(self, request: GenerateRequest, scope: RequestScope) -> Reserved:
+        """Have some node hold a slot.
+
+        :raises ~tilert_stream.errors.Busy: all are busy.
+        :raises ~tilert_stream.errors.InvalidRequest: there is no prompt, or nothing to generate.
+        :raises ~tilert_stream.errors.ContextLengthExceeded: the request can never fit.
+        :raises ~tilert_stream.http.client.UpstreamError: no node can be used.
+        """
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt has no token; it needs at least one")
+        if request.limits.max_tokens < 1:
+            raise InvalidRequest(
+                f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
+                param="max_tokens",
+            )
+        reservation = Reservation(request, self._pool, self._janitor, self._layout)
+        scope.lease.hold("reservation", reservation.release)
+        await reservation.claim()
+        return Reserved(reservation.grant.region, reservation)
+
+    async def import_kv(self, prefilled: Prefilled, scope: RequestScope) -> KVReady:
+        """Begin the stream; its head comes when the KV cache has been imported.
+
+        :raises ~tilert_stream.errors.KVTimeout: the KV cache did not come.
+        :raises ~tilert_stream.http.client.UpstreamError: the node, or prefill, has failed.
+        """
+        reservation = cast("Reservation", prefilled.reserved.grant)
+        node = reservation.node
+        first = prefilled.first.ids[0]
+        response = await node.decode(scope.request, reservation.grant, first)
+        lines = DecodeStream(scope.request.limits, first, label=node.origin.label)
+        stream = _RemoteStream(reservation, response, lines, self._janitor)
+        scope.lease.hold("decode", stream.release)
+        return KVReady(stream)
+
+    async def decode(self, ready: KVReady, scope: RequestScope) -> None:
+        """Read the stream into the mailbox, up to the request's end."""
+        await cast("_RemoteStream", ready.sequence).run(scope.mailbox)
+
+
+class _RemoteStream:
+    """A decode node's answer to one request."""
+
+    def __init__(
+        self, reservation: Reservation, response: Response, lines: DecodeStream, janitor: Janitor
+    ) -> None:
+        self._reservation = reservation
+        self._response = response
+        self._lines = lines
+        self._janitor = janitor
+        self._ours = True
+
+    async def run(self, mailbox: Mailbox[TokenBatch]) -> None:
+        """Pass on what comes, each read in one hand-off, until the request has ended."""
+        while self._lines.finished is None:
+            data = await self._response.receive()
+            items = self._lines.feed(data) if data else self._lines.eof()
+            if items and not mailbox.put(*items):
+                return
+        self._part()
+
+    def _part(self) -> None:
+        """Leave what is still to come to the janitor: nobody waits for it."""
+        reservation, finished = self._reservation, self._lines.finished
+        if self._response.complete or (finished is not None and finished.error is not None):
+            self._response.close()
+            reservation.settled = self._lines.node_ended
+            return
+        self._ours = False
+        reservation.settled = True
+        name = f"end of {reservation.request.id} at {reservation.name}"
+        self._janitor.submit(name, self._drain, self._finish)
+
+    async def _drain(self) -> None:
+        drained = 0
+        while drained < DRAIN_BYTES and (data := await self._response.receive()):
+            self._lines.feed(data)
+            drained += len(data)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._response.close()
+        if not self._lines.node_ended:
+            self._reservation.cancel()
+
+    def release(self, _reason: str) -> None:
+        """Close the stream, if it is still the request's. Sync."""
+        if self._ours:
+            self._response.close()
+
+
+def _kv_transfer_params(reservation: Reservation) -> dict[str, object]:
+    address, grant = reservation.node.address, reservation.grant
+    claim = None
+    if grant.incarnation is not None:
+        claim = Grant(grant.request, grant.incarnation, grant.generation)
+    return params_for(Destination(address.host, address.ctrl_port, claim))
+
+
+def _where(pool: Pool[PrefillCall] | Pool[DecodeCall]) -> str:
+    """How a pipeline prints it."""
+    return f"{pool.kind} {', '.join(member.name for member in pool.members)}"
