@@ -8,7 +8,7 @@ from typing import Annotated
 from .cluster import TransportOptions
 from .engine import EngineOptions
 from .option import Option
-from .server import HostOptions, LogOptions
+from .server import HostOptions, KeyOptions, LogOptions
 
 __all__ = ("PrefillConfig",)
 
@@ -39,7 +39,7 @@ class _Staging(TransportOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillConfig(LogOptions, _Staging, EngineOptions, _Port):
+class PrefillConfig(LogOptions, KeyOptions, _Staging, EngineOptions, _Port):
     """One prefill node.
 
     :raises ~tilert_stream.errors.ConfigError: a value is out of its range.

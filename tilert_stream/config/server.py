@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from .option import Option, Options
 
-__all__ = ("HTTPOptions", "HostOptions", "ListenOptions", "LogOptions")
+__all__ = ("HTTPOptions", "HostOptions", "KeyOptions", "ListenOptions", "LogOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class ListenOptions(HostOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HTTPOptions(Options):
-    """How clients are talked to."""
+class KeyOptions(Options):
+    """Who may ask."""
 
     api_keys: Annotated[
         tuple[str, ...],
@@ -83,6 +83,12 @@ class HTTPOptions(Options):
     api_key_file: Annotated[
         Path | None, Option("HTTP", "File of further keys, one a line; # begins a comment line.")
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HTTPOptions(KeyOptions):
+    """How clients are talked to."""
+
     keep_alive_timeout: Annotated[
         float,
         Option("HTTP", "Seconds that a connection without a request stays open.", least=0),

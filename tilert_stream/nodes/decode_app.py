@@ -65,7 +65,7 @@ class DecodeApp:
     :param service: runs each order through the node's pipeline.
     :param layout: the node's own KV layout, field by field.
     :param eos_ids: the served model's stop tokens.
-    :param running: everything that lives as long as the app: control port, transport, service.
+    :param port: where KV caches come in; entered, like ``service``, by the lifespan.
     :param verifier: checks that a request comes from this cluster; None lets everybody in.
     """
 
@@ -76,14 +76,14 @@ class DecodeApp:
         *,
         layout: Description,
         eos_ids: frozenset[int],
-        running: Callable[[], AbstractAsyncContextManager[object]],
+        port: AbstractAsyncContextManager[object],
         verifier: RequestVerifier | None = None,
     ) -> None:
         self.node = node
         self.service = service
         self._layout = layout
         self._eos_ids = eos_ids
-        self._running = running
+        self._port = port
         self._verifier = verifier
         self._streams: dict[str, Stream[bytes]] = {}
         self._router = Router(
@@ -108,7 +108,7 @@ class DecodeApp:
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
         """Open the control port, and start the engine."""
-        async with self._running():
+        async with self._port, self.service:
             yield
 
     # --- /pd/* -------------------------------------------------------------------------------
@@ -141,8 +141,7 @@ class DecodeApp:
 
     async def _renew(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         asked = read(RenewBody, body)
-        self.node.renew(asked.generation)
-        ttl = self.node.reservations.settings.ttl
+        ttl = self.node.renew(asked.rid, asked.generation)
         await JSONBody(dumps({"rid": asked.rid, "ttl": ttl}))(scope, receive, send)
 
     async def _decode(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:

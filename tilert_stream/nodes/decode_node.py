@@ -20,7 +20,6 @@ from anyio import move_on_after
 
 from tilert_engine.layouts.landed import LandedKV
 from tilert_stream.cluster.admission import Admission
-from tilert_stream.completion import Completion
 from tilert_stream.errors import ContextLengthExceeded, KVTimeout
 from tilert_stream.events import (
     Finished,
@@ -32,8 +31,7 @@ from tilert_stream.events import (
     TokenBatch,
 )
 from tilert_stream.lifecycle import CLOCK
-from tilert_transports.control.errors import GrantGone
-from tilert_transports.control.reservation import Failed, Landed
+from tilert_transports.control.errors import GrantGone, RequestInUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +39,9 @@ if TYPE_CHECKING:
     from tilert_engine.decode_worker import DecodeJob, DecodeWorker
     from tilert_stream.cluster.admission import Ticket
     from tilert_stream.scope import RequestScope
+    from tilert_transports.control.landing import Landing
     from tilert_transports.control.regions import LandingRegion
-    from tilert_transports.control.reservation import Event, Granted
-    from tilert_transports.control.reservations import Reservations
+    from tilert_transports.control.reservation import Granted, Landed
 
 __all__ = ("DecodeNode", "DecodeOrder", "FirstToken")
 
@@ -67,30 +65,34 @@ class DecodeOrder(GenerateRequest):
 
 @dataclass(slots=True)
 class _Promise:
-    """A slot, and the event that a KV cache for it has landed."""
+    """A slot, and a landing region for it."""
 
     request: str
     ticket: Ticket
-    landed: Completion[Landed]
+    landing: Landing
     claimed: bool = False
+
+    @property
+    def generation(self) -> int:
+        return self.landing.granted.generation
 
 
 class DecodeNode(Generic[SequenceT]):
     """The ``DecodeNode`` of a decode process: its KV caches come from elsewhere.
 
-    :param reservations: makes the landing regions' side from what learns how each went.
+    :param reserve: holds a landing region for a request of so many tokens.
     :param view: the bytes of a landing region.
     """
 
     def __init__(
         self,
         worker: DecodeWorker[SequenceT],
-        reservations: Callable[[Callable[[Event], None]], Reservations],
+        reserve: Callable[[str, int], Landing],
         view: Callable[[LandingRegion], memoryview],
     ) -> None:
         self._worker = worker
+        self._reserve = reserve
         self._view = view
-        self.reservations = reservations(self._learn)
         self.admission = Admission(range(worker.engine.slots), timeout=0)
         self._promises: dict[int, _Promise] = {}
 
@@ -104,55 +106,52 @@ class DecodeNode(Generic[SequenceT]):
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises ~tilert_transports.control.errors.RequestInUse: a live request has this id.
         """
-        longest = self._worker.engine.max_seq_len
-        if max_tokens > longest:
-            raise ContextLengthExceeded(
-                f"prompt and answer have {max_tokens} tokens, the window of this decode node is"
-                f" {longest}: shorten the prompt or lower max_tokens"
-            )
+        self._check_length(max_tokens)
         ticket = await self.admission.acquire()
         try:
-            granted = self.reservations.reserve(request, max_tokens)
-            promise = _Promise(request, ticket, Completion())
+            landing = self._reserve(request, max_tokens)
         except BaseException:
             ticket.free()
             raise
-        self._promises[granted.generation] = promise
-        return granted
+        promise = _Promise(request, ticket, landing)
+        self._promises[promise.generation] = promise
+        landing.on_failed = lambda: self._fail(promise)
+        return landing.granted
 
-    def renew(self, generation: int) -> None:
-        """Give a promise its full time again.
+    def renew(self, request: str, generation: int) -> float:
+        """Give a promise its full time again: so many seconds.
 
         :raises ~tilert_transports.control.errors.GrantGone: it is over.
         """
-        self.reservations.renew(generation)
+        landing = self._promised(request, generation).landing
+        landing.renew()
+        return landing.granted.ttl
 
     def withdraw(self, request: str) -> bool:
         """Give back the promise of ``request`` that nobody has claimed; False if there is none."""
-        for generation, promise in tuple(self._promises.items()):
+        for promise in tuple(self._promises.values()):
             if promise.request == request and not promise.claimed:
-                self._forget(generation, "cancelled")
+                self._give_back(promise, "cancelled")
                 return True
         return False
 
-    # --- what prefill does -------------------------------------------------------------------
+    def _promised(self, request: str, generation: int) -> _Promise:
+        promise = self._promises.get(generation)
+        if promise is None or promise.request != request:
+            raise GrantGone(
+                f"grant {generation} of request {request} has expired or was released; reserve"
+                " again"
+            )
+        return promise
 
-    def _learn(self, event: Event) -> None:
-        promise = self._promises.get(event.generation)
-        if promise is None:
-            return
-        if isinstance(event, Landed):
-            promise.landed.set(event)
-        elif isinstance(event, Failed):
-            promise.landed.fail(event.error)
-            if not promise.claimed:
-                del self._promises[event.generation]
-                promise.ticket.free()
+    def _fail(self, promise: _Promise) -> None:
+        # A claimed one fails its request, whose lease gives it back.
+        if not promise.claimed:
+            self._give_back(promise, "failed")
 
-    def _forget(self, generation: int, reason: str) -> None:
-        promise = self._promises.pop(generation, None)
-        if promise is not None:
-            self.reservations.release(generation, reason)
+    def _give_back(self, promise: _Promise, reason: str) -> None:
+        if self._promises.pop(promise.generation, None) is not None:
+            promise.landing.release(reason)
             promise.ticket.free()
 
     # --- what a request's stages ask ---------------------------------------------------------
@@ -160,35 +159,28 @@ class DecodeNode(Generic[SequenceT]):
     async def reserve(self, request: GenerateRequest, scope: RequestScope) -> Reserved:
         """Claim the promise that the router was given.
 
-        :raises ~tilert_transports.control.errors.GrantGone: it is over, or claimed already.
+        :raises ~tilert_transports.control.errors.GrantGone: it is over.
+        :raises ~tilert_transports.control.errors.RequestInUse: it is claimed already.
         """
         order = cast("DecodeOrder", request)
-        promise = self._promises.get(order.generation)
-        if promise is None or promise.claimed or promise.request != order.id:
-            raise GrantGone(
-                f"grant {order.generation} of request {order.id} has expired, was released or is in"
-                " use; reserve again"
-            )
+        promise = self._promised(order.id, order.generation)
+        if promise.claimed:
+            raise RequestInUse(f"request {order.id} is being decoded already")
         promise.claimed = True
-        scope.lease.hold("slot", lambda reason: self._forget(order.generation, reason))
+        scope.lease.hold("slot", lambda reason: self._give_back(promise, reason))
         return Reserved(promise.ticket.slot, promise)
 
     async def import_kv(self, prefilled: Prefilled, scope: RequestScope) -> KVReady:
         """Await that the KV cache has landed, and have the engine import it.
 
         :raises ~tilert_transports.control.errors.ControlError: prefill gave it up, or has gone.
+        :raises ~tilert_stream.errors.KVTimeout: it did not come in the order's own time.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the prompt is longer than promised.
         """
         order = cast("DecodeOrder", scope.request)
         promise = cast("_Promise", prefilled.reserved.grant)
-        with move_on_after(order.kv_timeout):
-            await promise.landed.wait()
-        if not promise.landed.done:
-            raise KVTimeout(
-                f"the KV cache did not land within {order.kv_timeout:g} s (timeout_s); try again"
-            )
+        landed = await self._landed(promise.landing, order)
         order.times["landed"] = CLOCK()
-        landed = self.reservations.take(order.generation)
         scope.usage = PromptUsage(landed.tokens)
         self._check_length(landed.tokens + order.limits.max_tokens)
         kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums)
@@ -202,9 +194,17 @@ class DecodeNode(Generic[SequenceT]):
         )
         scope.lease.hold("sequence", lambda _reason: self._worker.close(job))
         await job.opened.wait()
-        self.reservations.release(order.generation, "imported")
+        promise.landing.release("imported")
         order.times["imported"] = CLOCK()
         return KVReady(job)
+
+    async def _landed(self, landing: Landing, order: DecodeOrder) -> Landed:
+        with move_on_after(order.kv_timeout):
+            await landing.wait()
+            return landing.take()
+        raise KVTimeout(
+            f"the KV cache did not land within {order.kv_timeout:g} s (timeout_s); try again"
+        )
 
     def _check_length(self, length: int) -> None:
         longest = self._worker.engine.max_seq_len

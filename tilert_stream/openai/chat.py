@@ -15,10 +15,12 @@ from .parameters import check_parameters
 from .validation import validate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..model.card import ModelCard
     from .build import Parsed
 
-__all__ = ("ChatRequest", "parse_chat")
+__all__ = ("ChatRequest", "parse_chat", "read_chat")
 
 RESERVED: Final = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"}
@@ -43,7 +45,14 @@ def parse_chat(body: bytes, card: ModelCard) -> Parsed:
 
     :raises ~tilert_stream.errors.TilertStreamError: of a kind with a 4xx status, and nothing else.
     """
-    raw = parse_object(body)
+    return read_chat(parse_object(body), card)
+
+
+def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
+    """``parse_chat`` for a body that has been parsed.
+
+    :raises ~tilert_stream.errors.TilertStreamError: of a kind with a 4xx status, and nothing else.
+    """
     wire = validate(ChatRequest, raw)
     model = check_model(wire.model, card)
     check_parameters(raw, "chat")

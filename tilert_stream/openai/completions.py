@@ -14,10 +14,12 @@ from .parameters import check_parameters
 from .validation import validate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..model.card import ModelCard
     from .build import Parsed
 
-__all__ = ("CompletionRequest", "parse_completion")
+__all__ = ("CompletionRequest", "parse_completion", "read_completion")
 
 MAX_TOKENS_DEFAULT: Final = 16
 """OpenAI's."""
@@ -60,7 +62,14 @@ def parse_completion(body: bytes, card: ModelCard) -> Parsed:
 
     :raises ~tilert_stream.errors.TilertStreamError: of a kind with a 4xx status, and nothing else.
     """
-    raw = parse_object(body)
+    return read_completion(parse_object(body), card)
+
+
+def read_completion(raw: Mapping[str, object], card: ModelCard) -> Parsed:
+    """``parse_completion`` for a body that has been parsed.
+
+    :raises ~tilert_stream.errors.TilertStreamError: of a kind with a 4xx status, and nothing else.
+    """
     wire = validate(CompletionRequest, raw)
     check_model(wire.model, card)
     check_parameters(raw, "completion")

@@ -1,0 +1,141 @@
+"""Where a decode node's KV caches come in: transport, landing regions and control port as one.
+
+Entered once by the node's app; left, its port is closed and its memory is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from anyio import AsyncContextManagerMixin, CancelScope, create_task_group
+
+from tilert_stream.errors import NotReady
+from tilert_transports.abc import Region
+from tilert_transports.control.hello import NONCE_BYTES, Hello
+from tilert_transports.control.listener import bind
+from tilert_transports.control.regions import LandingRegion, RegionPool
+from tilert_transports.control.reservations import ReservationSettings
+from tilert_transports.control.server import ControlServer
+from tilert_transports.registry import make
+
+from .layout_description import layout_description
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tilert_engine.layouts.abc import KVLayout
+    from tilert_transports.abc import Transport
+    from tilert_transports.control.auth import ClusterKey
+    from tilert_transports.control.landing import Landing
+
+__all__ = ("LandingPort", "make_transport")
+
+PAGE: Final = 4096
+"""Bytes. Each landing region begins on a page of its own."""
+
+
+def make_transport(name: str, *, host: str) -> Transport:
+    """A transport by name; those that listen, listen on ``host``.
+
+    :raises ~tilert_transports.errors.TransportNotFound: no such name; the known ones are listed.
+    :raises ~tilert_transports.errors.TransportUnavailable: its library is missing.
+    """
+    return make(name, host=host) if name in ("auto", "tcp") else make(name)
+
+
+class LandingPort(AsyncContextManagerMixin):
+    """One decode node's side of all hand-offs.
+
+    :param transport: its registered name.
+    :param slots: decode slots that the regions are for.
+    :param regions: landing regions.
+    :param port: 0 takes any free one.
+    :param key: the cluster's; None takes everybody in.
+    :param ttl: seconds that a reservation lives without being renewed.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        transport: str,
+        slots: int,
+        regions: int,
+        host: str,
+        port: int,
+        key: ClusterKey | None = None,
+        ttl: float = 30.0,
+    ) -> None:
+        self._layout = layout
+        self._transport_name = transport
+        self._slots = slots
+        self._count = regions
+        self._host = host
+        self._key = key
+        self._settings = ReservationSettings(ttl=ttl)
+        self._transport: Transport | None = None
+        self._server: ControlServer | None = None
+        self.port = port
+        """The control port; once entered, the one that was taken."""
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[LandingPort]:
+        transport = self._transport = make_transport(self._transport_name, host=self._host)
+        try:
+            pool = RegionPool(await self._allocate(transport), self._slots)
+            server = self._server = ControlServer(
+                self._hello(transport),
+                pool,
+                key=self._key,
+                reservation_settings=self._settings,
+            )
+            listeners = await bind(self._host, self.port)
+            self.port = listeners[0].getsockname()[1]
+            async with create_task_group() as tasks:
+                await tasks.start(server.serve, listeners)
+                yield self
+                tasks.cancel_scope.cancel()
+        finally:
+            self._server = self._transport = None
+            with CancelScope(shield=True):
+                await transport.aclose()
+
+    async def _allocate(self, transport: Transport) -> list[LandingRegion]:
+        stride = -(-self._layout.region_bytes // PAGE) * PAGE
+        memory = await transport.allocate(stride * self._count)
+        return [
+            LandingRegion(memory.id, memory.offset + stride * index, self._layout.region_bytes)
+            for index in range(self._count)
+        ]
+
+    def _hello(self, transport: Transport) -> Hello:
+        return Hello(
+            node=socket.gethostname(),
+            role="decode",
+            incarnation=uuid4().hex,
+            layout=layout_description(self._layout),
+            transport=transport.name,
+            card=transport.card(),
+            nonce=bytes(NONCE_BYTES),
+        )
+
+    def reserve(self, request: str, max_tokens: int) -> Landing:
+        """Hold a landing region for ``request``; see ``Landings.reserve``.
+
+        :raises ~tilert_stream.errors.NotReady: the port has not been entered.
+        """
+        if self._server is None:
+            raise NotReady("the control port is closed: enter the node's lifespan first")
+        return self._server.reserve(request, max_tokens)
+
+    def view(self, region: LandingRegion) -> memoryview:
+        """A landing region's bytes.
+
+        :raises ~tilert_stream.errors.NotReady: the port has not been entered.
+        """
+        if self._transport is None:
+            raise NotReady("the control port is closed: enter the node's lifespan first")
+        return self._transport.view(Region(region.id, region.offset, region.nbytes))

@@ -1,0 +1,154 @@
+"""A prefill node's HTTP: the part of vLLM's API that a router needs.
+
+``POST /v1/completions`` and ``POST /v1/chat/completions`` with ``max_tokens`` 1; the answer says
+the first token's id in both of vLLM's ways. ``kv_transfer_params`` says where the KV cache goes.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, cast
+
+from anyio import to_thread
+from starlette.routing import Route, Router
+
+from tilert_stream.asgi.auth import KeyRing
+from tilert_stream.asgi.endpoint import Endpoint, json_answer, not_found
+from tilert_stream.asgi.request_body import read_body
+from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
+from tilert_stream.errors import NotReady
+from tilert_stream.openai.encoding import dumps
+from tilert_stream.openai.objects import model_list, response
+
+from .prefill_orders import read_prefill_order
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable
+    from contextlib import AbstractAsyncContextManager
+
+    from starlette.types import Receive, Scope, Send
+
+    from tilert_stream.abc import Transform
+    from tilert_stream.asgi.endpoint import Handler
+    from tilert_stream.events import Finished, TokenBatch
+    from tilert_stream.model.card import ModelCard
+    from tilert_stream.model.tokenizer import TextTokenizer
+    from tilert_stream.openai.envelope import Endpoint as EndpointKind
+    from tilert_stream.openai.envelope import Envelope
+    from tilert_stream.scope import RequestScope
+    from tilert_stream.service import Service
+
+__all__ = ("PrefillApp",)
+
+PARSED_IN_A_THREAD: Final = 32 * 1024
+"""Bytes of a body from which on tokenizing it would hold other requests up for milliseconds."""
+
+
+class PrefillApp:
+    """A prefill node as an ASGI app.
+
+    :param desk: where KV caches leave; entered, like ``service``, by the lifespan.
+    :param api_keys: one of them must come as bearer token with every ``/v1`` request; none: open.
+    """
+
+    def __init__(
+        self,
+        service: Service[TokenBatch],
+        card: ModelCard,
+        tokenizer: TextTokenizer,
+        desk: AbstractAsyncContextManager[object],
+        *,
+        api_keys: Iterable[str] = (),
+        max_body_bytes: int = 32 * 1024 * 1024,
+    ) -> None:
+        self.service = service
+        self._card = card
+        self._tokenizer = tokenizer
+        self._desk = desk
+        self._keys = KeyRing(api_keys)
+        self._max_body_bytes = max_body_bytes
+        self._router = Router(
+            routes=[
+                Route("/v1/completions", Endpoint(POST=self._prefill("completion"))),
+                Route("/v1/chat/completions", Endpoint(POST=self._prefill("chat"))),
+                Route("/v1/models", Endpoint(GET=self._models)),
+                Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
+                Route("/ready", Endpoint(GET=self._ready)),
+            ],
+            redirect_slashes=False,
+            default=not_found,
+            lifespan=lambda _app: self.lifespan(),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or an ASGI server's lifespan."""
+        await self._router(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None]:
+        """Open the desk, and start the engine."""
+        async with self._desk, self.service:
+            yield
+
+    def _prefill(self, kind: EndpointKind) -> Handler:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            self._keys.check(scope["headers"])
+            body = await read_body(scope, receive, self._max_body_bytes)
+            card = self._card
+            if len(body) < PARSED_IN_A_THREAD:
+                order, envelope = read_prefill_order(body, card, kind)
+            else:
+                order, envelope = await to_thread.run_sync(read_prefill_order, body, card, kind)
+            encode = _EncodeFirstToken(envelope, self._tokenizer)
+            answer = StreamResponse(self.service.open(order, encode), content=JSON)
+            await answer(scope, receive, send)
+
+        return handle
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._keys.check(scope["headers"])
+        await JSONBody(dumps(model_list([self._card])))(scope, receive, send)
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.service.ready:
+            raise NotReady("starting, draining, or without a living engine", retry_after=1)
+        await JSONBody(b'{"status":"ready"}')(scope, receive, send)
+
+
+class _EncodeFirstToken:
+    stage_name = "first_token"
+
+    def __init__(self, envelope: Envelope, tokenizer: TextTokenizer) -> None:
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+
+    def __call__(self, scope: RequestScope) -> Transform[TokenBatch, bytes]:
+        return _FirstToken(self._envelope, self._tokenizer, scope)
+
+
+class _FirstToken:
+    def __init__(self, envelope: Envelope, tokenizer: TextTokenizer, scope: RequestScope) -> None:
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._scope = scope
+        self._ids: tuple[int, ...] = ()
+
+    def feed(self, batch: TokenBatch) -> Iterable[bytes]:
+        self._ids += batch.ids
+        return ()
+
+    def finish(self, outcome: Finished) -> Iterable[bytes]:
+        if outcome.error is not None:
+            return ()
+        text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        answer = response(self._envelope, text, outcome, self._scope.usage, len(self._ids))
+        names = [f"token_id:{token}" for token in self._ids]
+        (choice,) = cast("list[dict[str, object]]", answer["choices"])
+        choice["token_ids"] = self._ids
+        choice["logprobs"] = (
+            {"content": [{"token": name} for name in names]}
+            if self._envelope.kind == "chat"
+            else {"tokens": names}
+        )
+        answer["kv_transfer_params"] = None
+        return (dumps(answer),)

@@ -1,0 +1,96 @@
+"""A decode node: configuration in, a model loaded, control port and HTTP served until a signal."""
+
+from __future__ import annotations
+
+import sys
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from tilert_engine.decode_worker import DecodeWorker
+from tilert_engine.layouts.landed import LandingDecode
+from tilert_stream.nodes.decode_app import DecodeApp
+from tilert_stream.nodes.decode_node import DecodeNode, FirstToken
+from tilert_stream.nodes.landing_port import LandingPort
+from tilert_stream.pipeline import Pipeline
+from tilert_stream.service import Service
+from tilert_stream.stages.decode import Decode
+from tilert_stream.stages.kv_import import ImportKV
+from tilert_stream.stages.reserve import Reserve
+from tilert_stream.time_limits import TimeLimits
+from tilert_transports.control.auth import RequestVerifier
+from tilert_transports.control.regions import SPARE_REGIONS
+
+from .cluster_key import cluster_key
+from .hosting import begin_log, check_host, node_settings, serve_until_signalled
+from .models import load_model
+
+if TYPE_CHECKING:
+    from tilert_stream.config import DecodeConfig
+    from tilert_stream.http.scope import Address
+
+__all__ = ("build_decode", "run")
+
+SILENCE: float = 600.0
+"""Seconds without a token after which an engine is taken for stuck, as TileRT has it."""
+
+
+def build_decode(config: DecodeConfig) -> tuple[DecodeApp, LandingPort]:
+    """The ASGI app that ``config`` describes, and its control port; nothing runs yet.
+
+    :raises ~tilert_stream.errors.ConfigError: the model cannot be served, or an option is wrong.
+    """
+    key = cluster_key(config)
+    model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
+    worker: DecodeWorker[Any] = DecodeWorker(LandingDecode(model.decode, model.layout))
+    port = LandingPort(
+        model.layout,
+        transport=config.transport,
+        slots=config.slots,
+        regions=config.regions or config.slots + SPARE_REGIONS,
+        host=config.host,
+        port=config.ctrl_port,
+        key=key,
+        ttl=config.reservation_ttl,
+    )
+    node = DecodeNode(worker, port.reserve, port.view)
+    pipeline = (
+        Pipeline().then(Reserve(node)).then(FirstToken()).then(ImportKV(node)).then(Decode(node))
+    )
+    limits = TimeLimits(
+        prefill=inf, kv=config.kv_timeout, first_token=inf, inter_token=SILENCE, total=inf
+    )
+    app = DecodeApp(
+        node,
+        Service(pipeline, workers=(worker,), time_limits=limits),
+        layout=model.layout.describe(),
+        eos_ids=model.front.card.eos_ids,
+        port=port,
+        verifier=None if key is None else RequestVerifier(key),
+    )
+    return app, port
+
+
+def run(config: DecodeConfig) -> int:
+    """Serve until a signal; the exit code.
+
+    :raises ~tilert_stream.errors.ConfigError: as ``build_decode``.
+    :raises ~tilert_stream.errors.TilertStreamError: as ``Server.serve``.
+    """
+    begin_log(config)
+    check_host(config)
+    settings = node_settings(config, port=config.http_port, access_log=config.access_log)
+    app, port = build_decode(config)
+
+    def announce(address: Address) -> None:
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        sys.stdout.write(f"Decoding; for routers: --decode {host}:{port.port}:{address[1]}\n")
+        sys.stdout.flush()
+
+    return serve_until_signalled(
+        app,
+        settings,
+        config,
+        on_ready=announce,
+        on_drain=app.service.drain,
+        died=app.service.died,
+    )

@@ -1,0 +1,74 @@
+"""A prefill node: configuration in, a model loaded, its HTTP served until a signal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tilert_engine.prefill_worker import PrefillWorker
+from tilert_stream.nodes.prefill_app import PrefillApp
+from tilert_stream.nodes.prefill_node import HandOverDesk, PrefillAndHandOver
+from tilert_stream.pipeline import Pipeline
+from tilert_stream.service import Service
+
+from .cluster_key import cluster_key
+from .hosting import begin_log, check_host, node_settings, serve_until_signalled
+from .models import load_model
+
+if TYPE_CHECKING:
+    from tilert_stream.config import PrefillConfig
+    from tilert_stream.http.scope import Address
+
+__all__ = ("build_prefill", "run")
+
+
+def build_prefill(config: PrefillConfig) -> PrefillApp:
+    """The ASGI app that ``config`` describes, its model loaded; nothing runs yet.
+
+    :raises ~tilert_stream.errors.ConfigError: the model cannot be served, or an option is wrong.
+    """
+    key = cluster_key(config)
+    model = load_model(config)
+    worker: PrefillWorker[Any] = PrefillWorker(model.prefill)
+    desk = HandOverDesk(
+        model.layout,
+        transport=config.transport,
+        host=config.host,
+        stagings=config.stagings,
+        timeout=config.send_timeout,
+        key=key,
+    )
+    pipeline = Pipeline().then(PrefillAndHandOver(worker, desk))
+    return PrefillApp(
+        Service(pipeline, workers=(worker,)),
+        model.front.card,
+        model.front.tokenizer,
+        desk,
+        api_keys=config.api_keys,
+    )
+
+
+def run(config: PrefillConfig) -> int:
+    """Serve until a signal; the exit code.
+
+    :raises ~tilert_stream.errors.ConfigError: as ``build_prefill``.
+    :raises ~tilert_stream.errors.TilertStreamError: as ``Server.serve``.
+    """
+    begin_log(config)
+    check_host(config)
+    settings = node_settings(config, port=config.port, access_log=config.access_log)
+    app = build_prefill(config)
+
+    def announce(address: Address) -> None:
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        sys.stdout.write(f"Prefilling; for routers: --prefill http://{host}:{address[1]}\n")
+        sys.stdout.flush()
+
+    return serve_until_signalled(
+        app,
+        settings,
+        config,
+        on_ready=announce,
+        on_drain=app.service.drain,
+        died=app.service.died,
+    )
