@@ -66,13 +66,15 @@ class Host:
         self.app = app
         self.server = Server(app, SETTINGS)
         self.port = 0
+        self.dead = False
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
         addresses: list[tuple[str, int | None]] = await tasks.start(self.server.serve)
         self.port = addresses[0][1] or 0
 
     def kill(self) -> None:
-        """Reset every connection and refuse new ones, at once."""
+        """Close every connection and refuse new ones, at once; what it held is gone with it."""
+        self.dead = True
         self.server.cut()
 
 
@@ -152,7 +154,7 @@ class Router:
         held: dict[str, object] = dict(self.service.ledger.counts)
         for pool in (self.prefills, self.decodes):
             held |= {m.name: m.requests for m in pool.members if m.requests}
-        for host in self.hosts:
+        for host in (host for host in self.hosts if not host.dead):
             node = host.app
             if isinstance(node, ScriptedDecodeNode) and (node.held or node.decoding):
                 held[f"decode {host.port}"] = (node.held, node.decoding)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from anyio import move_on_after
 
 from ..errors import Busy, InvalidRequest, NotReady
-from ..http.client.errors import ConnectFailed, UpstreamError
+from ..http.client.errors import ConnectFailed, UpstreamClosed, UpstreamError
 from .errors import LayoutMismatch, ReservationLost
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 RENEWALS: Final = 3
 """So many tries fit into a grant's time."""
 
+_DEAD: Final = (ConnectFailed, UpstreamClosed)
 _SKIP: Final = (Busy, NotReady, UpstreamError)
 _NOT_GRANTED: Final = (Busy, NotReady, InvalidRequest, ConnectFailed, LayoutMismatch)
 
@@ -99,6 +100,10 @@ class Reservation:
         self._grant = await self._pool.first(self._ask, skip=_SKIP)
 
     async def _ask(self, member: Member[DecodeCall]) -> Grant:
+        if member is self._member and not self.settled:
+            # A cancel names the request only: one that came later would end the new reservation.
+            await member.node.cancel(self.request.id)
+            self.settled = True
         self._move_to(member)
         try:
             return await member.node.reserve(self.request, self._layout)
@@ -133,11 +138,12 @@ class Reservation:
             try:
                 await node.renew(grant)
                 failures = 0
-            except ConnectFailed:
+            except ReservationLost:
+                self.settled = True
                 raise
             except UpstreamError as error:
                 failures += 1
-                if isinstance(error, ReservationLost) or failures == RENEWALS:
+                if isinstance(error, _DEAD) or failures == RENEWALS:
                     raise
                 logger.info("%s: not renewed: %s", self.name, error)
 
