@@ -1,59 +1,70 @@
-"""A connector for vLLM whose sender writes what it is given to files: staging and destination."""
+"""A connector for vLLM whose sender writes what it is given to files, and says so in a pipe."""
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from tests.vllm.server import FOLDER, PIPE
 from tilert_engine.layouts.gqa import GqaLayout
-from tilert_stream.nodes.vllm_connector import TilertStreamConnector
+from tilert_stream.nodes.vllm_connector import StepMetadata, TilertStreamConnector
 from tilert_stream.nodes.vllm_ledger import Extraction, Withdrawal
+from tilert_stream.nodes.vllm_params import Destination
+from tilert_stream.nodes.vllm_types import SchedulerOutput
 
-FOLDER = "TILERT_STREAM_TEST_DUMPS"
+
+def folder() -> Path:
+    return Path(os.environ[FOLDER])
+
+
+def tell(where: Path, line: str) -> None:
+    with (where / PIPE).open("w") as pipe:
+        pipe.write(f"{line}\n")
+
+
+def name_of(destination: Destination) -> str:
+    return "" if destination.grant is None else destination.grant.request
 
 
 @dataclass
 class Dump:
     folder: Path
     extraction: Extraction
-    layout: GqaLayout
     staging: memoryview
 
     def send(self) -> None:
-        grant = self.extraction.destination.grant
-        name = "none" if grant is None else grant.request
-        (self.folder / f"{name}.bin").write_bytes(self.staging)
-        about = {**asdict(self.extraction), "layout": dict(self.layout.describe())}
-        (self.folder / f"{name}.json").write_text(json.dumps(about))
+        name = name_of(self.extraction.destination)
+        (self.folder / name).write_bytes(self.staging)
+        tell(self.folder, f"sent {name} {self.extraction.seq_len} {self.extraction.last_token}")
 
     def abort(self, reason: str) -> None:
-        (self.folder / f"{self.extraction.request_id}.failed").write_text(reason)
+        tell(self.folder, f"failed {name_of(self.extraction.destination)} {reason}")
 
-    def wait(self) -> None:
-        pass
+    def wait(self) -> None: ...
 
 
 class DumpSender:
     def __init__(self, layout: GqaLayout, rank: int) -> None:
-        self._folder = Path(os.environ[FOLDER])
+        self._folder = folder()
         self._layout = layout
         self._rank = rank
 
     def begin(self, extraction: Extraction) -> Dump:
         nbytes = self._layout.staging_bytes(extraction.seq_len, self._rank)
-        return Dump(self._folder, extraction, self._layout, memoryview(bytearray(nbytes)))
+        return Dump(self._folder, extraction, memoryview(bytearray(nbytes)))
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
-        grant = withdrawal.destination.grant
-        name = "none" if grant is None else grant.request
-        (self._folder / f"{name}.withdrawn").write_text(withdrawal.reason)
+        tell(self._folder, f"withdrawn {name_of(withdrawal.destination)} {withdrawal.reason}")
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 class DumpingConnector(TilertStreamConnector):
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
+        for new in scheduler_output.scheduled_new_reqs:
+            tell(folder(), f"begun {new.req_id}")
+        return super().build_connector_meta(scheduler_output)
+
     def make_sender(self, layout: GqaLayout, rank: int) -> DumpSender:
         return DumpSender(layout, rank)
