@@ -19,6 +19,7 @@ import anyio
 import pytest
 
 from tilert_transports.abc import Peer, Receipt, Region, Transport
+from tilert_transports.auto import AutoTransport
 from tilert_transports.memory import MemoryTransport
 from tilert_transports.nixl import NixlTransport
 from tilert_transports.nixl_binding import installed
@@ -27,6 +28,7 @@ from tilert_transports.shm import ShmTransport
 from tilert_transports.tcp import TcpTransport
 
 MAKERS: Final[dict[str, Callable[[], Transport]]] = {
+    "auto": lambda: AutoTransport([ShmTransport(), TcpTransport()]),
     "memory": MemoryTransport,
     "shm": ShmTransport,
     "tcp": TcpTransport,
@@ -34,7 +36,7 @@ MAKERS: Final[dict[str, Callable[[], Transport]]] = {
 if installed():
     MAKERS["nixl"] = NixlTransport
 KINDS: Final = sorted(MAKERS)
-PROCESS_KINDS: Final = sorted(MAKERS.keys() - {"memory"})
+PROCESS_KINDS: Final = sorted(MAKERS.keys() - {"auto", "memory"})
 
 BACKENDS: Final = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),

@@ -14,7 +14,7 @@ import orjson
 from .abc import Region
 from .errors import HandshakeMismatch
 
-__all__ = ("Card", "Detail")
+__all__ = ("VERSION", "Card", "Detail", "card_object", "expect", "incarnation_of")
 
 VERSION: Final = 1
 MAX_BYTES: Final = 1 << 20
@@ -52,12 +52,12 @@ class Card:
 
         :raises HandshakeMismatch: naming the field, its value and the value it needs.
         """
-        fields = _object(data)
-        _expect("version", fields.get("version"), VERSION)
-        _expect("transport", fields.get("transport"), transport)
+        fields = card_object(data)
+        expect("version", fields.get("version"), VERSION)
+        expect("transport", fields.get("transport"), transport)
         return cls(
             transport,
-            _incarnation(fields.get("incarnation")),
+            incarnation_of(fields.get("incarnation")),
             _regions(fields.get("regions")),
             _details(fields.get("details")),
         )
@@ -103,7 +103,11 @@ class Card:
         return {id_: Region(id_, 0, nbytes) for id_, nbytes in self.regions.items()}
 
 
-def _object(data: bytes) -> dict[str, object]:
+def card_object(data: bytes) -> dict[str, object]:
+    """The fields of a card.
+
+    :raises HandshakeMismatch: it is too long, or no JSON object.
+    """
     if len(data) > MAX_BYTES:
         raise HandshakeMismatch(f"the peer's card has {len(data)} bytes; at most {MAX_BYTES} fit")
     try:
@@ -117,7 +121,11 @@ def _object(data: bytes) -> dict[str, object]:
     return cast("dict[str, object]", value)
 
 
-def _expect(name: str, got: object, needed: str | int) -> None:
+def expect(name: str, got: object, needed: str | int) -> None:
+    """Prove that a field has the value that it must have.
+
+    :raises HandshakeMismatch: naming both.
+    """
     if got != needed or isinstance(got, bool):
         raise HandshakeMismatch(
             f"the peer's card: {name} is {got!r}, ours is {needed!r};"
@@ -125,7 +133,11 @@ def _expect(name: str, got: object, needed: str | int) -> None:
         )
 
 
-def _incarnation(value: object) -> str:
+def incarnation_of(value: object) -> str:
+    """The field ``incarnation``.
+
+    :raises HandshakeMismatch: it is not 32 hex digits.
+    """
     if isinstance(value, str) and len(value) == 32 and set(value) <= set("0123456789abcdef"):
         return value
     raise HandshakeMismatch(f"the peer's card: incarnation is {value!r}, needs 32 hex digits")

@@ -22,7 +22,16 @@ PIECE: Final = 4 << 20
 def copy_segments(transfer: Transfer, source: int, target: int) -> None:
     """Copy the transfer's segments; returns early once it is given up."""
     for from_, to, nbytes in transfer.segments:
-        for begin in range(0, nbytes, PIECE):
-            if transfer.given_up:
-                return
-            copy_bytes(target + to + begin, source + from_ + begin, min(PIECE, nbytes - begin))
+        if transfer.given_up:
+            return
+        if nbytes <= PIECE:
+            copy_bytes(target + to, source + from_, nbytes)
+        else:
+            _copy_in_pieces(transfer, source + from_, target + to, nbytes)
+
+
+def _copy_in_pieces(transfer: Transfer, source: int, target: int, nbytes: int) -> None:
+    for begin in range(0, nbytes, PIECE):
+        if transfer.given_up:
+            return
+        copy_bytes(target + begin, source + begin, min(PIECE, nbytes - begin))
