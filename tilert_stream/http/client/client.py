@@ -94,6 +94,7 @@ class HTTPClient:
         self._retried_total = 0
 
     def __enter__(self) -> HTTPClient:
+        self._closed = False
         return self
 
     def __exit__(
@@ -269,6 +270,7 @@ class HTTPClient:
             return
         if len(connections) >= self._max_idle:
             connections.pop(0).close()
+        connection.rest()
         connections.append(connection)
 
 

@@ -1,7 +1,6 @@
 """One connection to a server: a rendered request in, the head of the answer and its bytes out.
 
-A read takes what is there with one system call, and waits only where the last one has emptied the
-kernel's buffer; no timer and no cancel scope is entered for a piece of a body.
+No timer and no cancel scope is entered for a piece of a body.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import termios
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
-import anyio.lowlevel
 import h11
 
 from ..errors import ClientGone
 from ..framing import choose_framing
-from ..sockets import FAIR_BYTES, READ_BYTES, close, receive_ready
+from ..sockets import close, receive_ready
 from .body import body_reader
 from .errors import UpstreamClosed, UpstreamInvalid, UpstreamTimeout
+from .reader import make_reader
 
 if TYPE_CHECKING:
     from .body import BodyReader
@@ -30,8 +29,6 @@ __all__ = ("ClientConnection", "Head", "Request")
 
 INTERIM_MAX: Final = 16
 """Answers of the 1xx kind that may come before the real one."""
-READ_COST: Final = 4096
-"""What a read counts for, at least, of ``FAIR_BYTES``: small ones cost time too."""
 
 
 class Request(NamedTuple):
@@ -66,10 +63,7 @@ class ClientConnection:
         self._sock = sock
         self._label = label
         self._write_stall_timeout = write_stall_timeout
-        # Nothing tells whether a TLS record is buffered but reading it.
-        self._plain = not isinstance(sock, ssl.SSLSocket)
-        self._emptied = True
-        self._unyielded = 0
+        self._reader = make_reader(sock)
         self._sent = 0
         self._ended = False
         self.answered = False
@@ -83,7 +77,7 @@ class ClientConnection:
     def is_stale(self) -> bool:
         """Whether the server has closed it, or has said something unasked. Never a checkpoint."""
         try:
-            return receive_ready(self._sock) is not None
+            return not self._reader.rest() or receive_ready(self._sock) is not None
         except ClientGone:
             return True
 
@@ -93,7 +87,12 @@ class ClientConnection:
 
     def close(self) -> None:
         """Close now; the server sees it at once. Idempotent."""
+        self._reader.rest()
         close(self._sock)
+
+    def rest(self) -> None:
+        """Be idle: cost the event loop nothing."""
+        self._reader.rest()
 
     # --- one exchange ------------------------------------------------------------------------
 
@@ -188,28 +187,18 @@ class ClientConnection:
     async def receive(self) -> bytes:
         """What is there, or what comes first; empty at the end of the input.
 
-        A checkpoint only where it has to wait, or after every 256 KiB.
+        A checkpoint only where it has to wait, or after so many bytes.
 
         :raises UpstreamClosed: the connection was reset.
         """
         try:
-            while True:
-                if self._emptied:
-                    self._unyielded = 0
-                    await anyio.wait_readable(self._sock)
-                elif self._unyielded > FAIR_BYTES:
-                    self._unyielded = 0
-                    await anyio.lowlevel.checkpoint()
-                data = receive_ready(self._sock)
-                self._emptied = data is None or (self._plain and len(data) < READ_BYTES)
-                if data is not None:
-                    self._ended = not data
-                    self._unyielded += max(len(data), READ_COST)
-                    return data
+            data = await self._reader.receive()
         except ClientGone as error:
             raise UpstreamClosed(
                 f"the connection to {self._label} broke: {error.__cause__}", retry_after=1
             ) from error
+        self._ended = not data
+        return data
 
 
 def _render(parser: h11.Connection, request: Request) -> bytes:

@@ -1,0 +1,160 @@
+"""The reader on its own: order, ends, what is read ahead, and what stays registered."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncGenerator
+
+import anyio
+import pytest
+
+from tests.http.client.conftest import OK, answers, scripted
+from tests.http.conftest import Client
+from tilert_stream.http import ClientGone
+from tilert_stream.http.client import HTTPClient
+from tilert_stream.http.client.reader import HIGH_WATER, Reader, make_reader
+
+
+class Pair:
+    """A reader, and the other end of its socket."""
+
+    def __init__(self) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.far = socket.create_connection(listener.getsockname())
+        self.sock, _ = listener.accept()
+        listener.close()
+        self.sock.settimeout(0)
+        self.far.settimeout(0)
+        self.reader: Reader = make_reader(self.sock)
+
+    async def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            await anyio.wait_writable(self.far)
+            view = view[self.far.send(view) :]
+
+    def close(self) -> None:
+        self.reader.rest()
+        for sock in (self.sock, self.far):
+            anyio.notify_closing(sock)
+            sock.close()
+
+
+@pytest.fixture
+async def pair() -> AsyncGenerator[Pair]:
+    pair = Pair()
+    with anyio.fail_after(20):
+        yield pair
+    pair.close()
+
+
+async def test_what_is_there_and_what_comes(pair: Pair) -> None:
+    await pair.send(b"one")
+    assert await pair.reader.receive() == b"one"
+    received: list[bytes] = []
+
+    async def receive() -> None:
+        received.append(await pair.reader.receive())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receive)
+        await anyio.wait_all_tasks_blocked()
+        await pair.send(b"two")
+    assert received == [b"two"]
+
+
+async def test_the_end_comes_behind_the_last_bytes_and_stays(pair: Pair) -> None:
+    await pair.send(b"last")
+    pair.far.shutdown(socket.SHUT_WR)
+    assert await pair.reader.receive() == b"last"
+    assert await pair.reader.receive() == b""
+
+
+async def test_a_reset_comes_behind_the_last_bytes(pair: Pair) -> None:
+    await pair.send(b"last")
+    assert await pair.reader.receive() == b"last"
+    pair.far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    pair.far.close()
+    with pytest.raises(ClientGone, match="reading failed"):
+        await pair.reader.receive()
+
+
+async def test_a_slow_task_reads_everything_in_order(pair: Pair) -> None:
+    """No more is read ahead than the mark, and nothing is lost where reading was paused."""
+    data = bytes(range(256)) * (5 * HIGH_WATER // 256)
+    received = b""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pair.send, data)
+        received += await pair.reader.receive()
+        await anyio.wait_all_tasks_blocked()
+        while len(received) < len(data):
+            piece = await pair.reader.receive()
+            assert len(piece) < 2 * HIGH_WATER
+            received += piece
+    assert received == data
+
+
+async def test_a_receive_that_is_cancelled_loses_nothing(pair: Pair) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pair.reader.receive)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    await pair.send(b"later")
+    assert await pair.reader.receive() == b"later"
+
+
+async def test_at_rest_it_reads_nothing(pair: Pair) -> None:
+    await pair.send(b"one")
+    assert await pair.reader.receive() == b"one"
+    assert pair.reader.rest()
+    await pair.send(b"two")
+    await anyio.wait_readable(pair.sock)
+    assert pair.reader.rest(), "it is still in the kernel"
+    assert await pair.reader.receive() == b"two"
+
+
+async def test_an_idle_connections_end_is_waited_for(client: HTTPClient) -> None:
+    ended = anyio.Event()
+    go = anyio.Event()
+
+    async def script(connection: Client) -> None:
+        await answers(OK)(connection)
+        await go.wait()
+
+    async def wait() -> None:
+        await client.wait_closed(peer.origin)
+        ended.set()
+
+    async with scripted(script) as peer, anyio.create_task_group() as tasks:
+        async with client.request(peer.origin, "GET", "/") as response:
+            await response.read(10)
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        assert client.statistics().idle == 0, "nobody else uses it meanwhile"
+        assert not ended.is_set()
+        go.set()
+        await ended.wait()
+        assert client.statistics().idle == 0
+
+
+async def test_an_idle_connection_that_was_watched_is_used_again(client: HTTPClient) -> None:
+    async with scripted(answers(OK, OK)) as peer:
+        async with client.request(peer.origin, "GET", "/") as response:
+            await response.read(10)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.wait_closed, peer.origin)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        assert client.statistics().idle == 1
+        async with client.request(peer.origin, "GET", "/") as response:
+            assert await response.read(10) == b"ok"
+        assert client.statistics().opened_total == 1
+
+
+async def test_without_an_idle_connection_there_is_no_end(client: HTTPClient) -> None:
+    async with scripted() as peer, anyio.create_task_group() as tasks:
+        tasks.start_soon(client.wait_closed, peer.origin)
+        await anyio.wait_all_tasks_blocked()
+        assert client.statistics().in_use == 0
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,138 @@
+"""Reading from a non-blocking socket: what is there, or what comes first.
+
+``anyio.wait_readable`` registers the socket with the event loop for one event, and takes it out
+again: on asyncio that is half of the cost of reading a token's line. So there the socket stays
+registered for as long as its answer is read, and the loop's own callback reads it. Trio registers
+it in the kernel for one event in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio
+import anyio.lowlevel
+
+from ...parking import make_parking
+from ..errors import ClientGone
+from ..sockets import FAIR_BYTES, READ_BYTES, receive_ready
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ("Reader", "make_reader")
+
+READ_COST: Final = 4096
+"""What a read counts for, at least, of ``FAIR_BYTES``: small ones cost time too."""
+HIGH_WATER: Final = 256 * 1024
+"""So much is read ahead of the task that wants it."""
+
+
+class Reader(Protocol):
+    """Reads one socket, for one task."""
+
+    async def receive(self) -> bytes:
+        """What is there, or what comes first; empty at the end of the input.
+
+        A checkpoint only where it has to wait, or after so many bytes.
+
+        :raises ~tilert_stream.http.ClientGone: the connection was reset.
+        """
+        ...
+
+    def rest(self) -> bool:
+        """Stop reading until the next ``receive``; whether nothing has been read ahead. Sync."""
+        ...
+
+
+def make_reader(sock: socket.socket) -> Reader:
+    """The reader for the running event loop.
+
+    :raises ~anyio.NoEventLoopError: called outside of one.
+    """
+    loop = anyio.lowlevel.current_token().native_token
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        return _RegisteredReader(sock, loop)
+    return _WaitingReader(sock)
+
+
+class _RegisteredReader:
+    __slots__ = ("_failure", "_loop", "_parking", "_pieces", "_registered", "_size", "_sock")
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self._sock = sock
+        self._loop = loop
+        self._parking = make_parking()
+        self._registered = False
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._failure: ClientGone | None = None
+
+    async def receive(self) -> bytes:
+        while not self._pieces:
+            if self._failure is not None:
+                raise self._failure
+            if not self._registered:
+                self._registered = True
+                self._loop.add_reader(self._sock, self._read)
+            await self._parking.park()
+        pieces, self._pieces = self._pieces, []
+        self._size = 0
+        if len(pieces) == 1:
+            return pieces[0]
+        if not pieces[-1]:
+            # The end of the input is told on its own, behind what came before it.
+            self._pieces.append(pieces.pop())
+        return b"".join(pieces)
+
+    def _read(self) -> None:
+        try:
+            data = receive_ready(self._sock)
+        except ClientGone as error:
+            self._failure = error
+            self.rest()
+            self._parking.unpark()
+            return
+        if data is None:
+            return
+        self._pieces.append(data)
+        self._size += len(data)
+        if not data or self._size >= HIGH_WATER:
+            self.rest()
+        self._parking.unpark()
+
+    def rest(self) -> bool:
+        if self._registered:
+            self._registered = False
+            self._loop.remove_reader(self._sock)
+        return not self._pieces
+
+
+class _WaitingReader:
+    __slots__ = ("_emptied", "_plain", "_sock", "_unyielded")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        # Nothing tells whether a TLS record is buffered but reading it.
+        self._plain = not isinstance(sock, ssl.SSLSocket)
+        self._emptied = True
+        self._unyielded = 0
+
+    async def receive(self) -> bytes:
+        while True:
+            if self._emptied:
+                self._unyielded = 0
+                await anyio.wait_readable(self._sock)
+            elif self._unyielded > FAIR_BYTES:
+                self._unyielded = 0
+                await anyio.lowlevel.checkpoint()
+            data = receive_ready(self._sock)
+            self._emptied = data is None or (self._plain and len(data) < READ_BYTES)
+            if data is not None:
+                self._unyielded += max(len(data), READ_COST)
+                return data
+
+    def rest(self) -> bool:
+        return True
