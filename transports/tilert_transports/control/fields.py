@@ -119,6 +119,11 @@ class Fields:
             self.refuse(field, "an object")
         return Fields(f"{self.name}.{field}", cast("JSONObject", value))
 
+    def mapping(self, field: str) -> JSONObject:
+        """A nested object that is passed on as it is."""
+        self.nested(field)
+        return cast("JSONObject", self._content[field])
+
     def objects(self, field: str) -> list[Fields]:
         """An array of at most 256 objects."""
         items = self._array(field, "objects")

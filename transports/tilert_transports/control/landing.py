@@ -31,6 +31,8 @@ class Landing:
         """How many planes have landed, by rank, where the sender says so."""
         self.on_failed: Callable[[], None] = _nothing
         """Called once if it ends before it is taken, and not by ``release``."""
+        self.has_landed = False
+        """Whether the whole cache has come."""
         self._reservations = reservations
         self._outcome = Completion[Landed]()
 
@@ -71,6 +73,7 @@ class Landing:
             case Progressed():
                 self.planes[event.rank] = event.planes
             case Landed():
+                self.has_landed = True
                 self._outcome.set(event)
             case Failed():
                 self._outcome.fail(event.error)

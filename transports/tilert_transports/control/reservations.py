@@ -87,6 +87,11 @@ class Reservations:
         self._generation = 0
         self._expired = 0
 
+    @property
+    def region_bytes(self) -> int:
+        """The size of each landing region."""
+        return self._pool.nbytes
+
     def reserve(self, request: str, max_tokens: int) -> Granted:
         """Hold a landing region for ``request``.
 

@@ -10,6 +10,7 @@ import anyio
 import anyio.abc
 from anyio import TASK_STATUS_IGNORED
 
+from .expiry import Expiry
 from .landing import Landing, Landings
 from .listener import DialogueServer
 from .receiver import Receiver
@@ -66,14 +67,14 @@ class ControlServer:
         self._key = key
         self._settings = settings or ControlSettings()
         self._sessions: dict[int, DecodeSession] = {}
-        self._sooner = anyio.Event()
+        self._expiry = Expiry()
         self.landings = Landings(
             pool,
             incarnation=hello.incarnation,
             max_seq_len=hello.layout.max_seq_len,
             send=self._send,
             clock=anyio.current_time,
-            sooner=self._wake,
+            sooner=self._expiry.sooner,
             settings=reservation_settings,
         )
         self.receiver = Receiver(self.landings.reservations, hello.layout.sender_ranks, self._send)
@@ -98,7 +99,7 @@ class ControlServer:
         listening = list(listeners)
         warn_if_open(listening, self._key)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._expire)
+            tasks.start_soon(self._expiry.run, self.landings.reservations)
             await self._connections.serve(listening, task_status=task_status)
 
     def _make(self, number: int, post: Post) -> DecodeSession:
@@ -119,15 +120,3 @@ class ControlServer:
 
     def _send(self, peer: int, message: Message) -> None:
         self._sessions[peer].send(message)
-
-    def _wake(self) -> None:
-        self._sooner.set()
-
-    async def _expire(self) -> None:
-        reservations = self.landings.reservations
-        while True:
-            self._sooner = anyio.Event()
-            deadline = reservations.next_deadline
-            with anyio.move_on_at(float("inf") if deadline is None else deadline):
-                await self._sooner.wait()
-            reservations.expire()
