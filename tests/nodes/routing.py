@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -64,13 +65,20 @@ class Host:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self.server = Server(app, SETTINGS)
+        # The real nodes open ports of their own in their lifespan.
+        real = hasattr(app, "lifespan")
+        self.server = Server(app, replace(SETTINGS, lifespan="on" if real else "off"))
         self.port = 0
         self.dead = False
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
         addresses: list[tuple[str, int | None]] = await tasks.start(self.server.serve)
         self.port = addresses[0][1] or 0
+
+    @property
+    def ctrl_port(self) -> int:
+        """A real decode node's control port; the scripted one has none."""
+        return getattr(self.app, "ctrl_port", 5556)
 
     def kill(self) -> None:
         """Close every connection and refuse new ones, at once; what it held is gone with it."""
@@ -111,7 +119,7 @@ class Router:
                     f"d{number}",
                     DecodeCall(
                         self.client,
-                        NodeAddress("127.0.0.1", 5556, host.port),
+                        NodeAddress("127.0.0.1", host.ctrl_port, host.port),
                         sign=sign,
                         answer_timeout=answer_timeout,
                         kv_timeout=kv_timeout,

@@ -75,7 +75,7 @@ class HTTPClient:
         head_timeout: float | None = 600,
         write_stall_timeout: float | None = 30,
         idle_timeout: float = 60,
-        max_idle: int = 64,
+        max_idle: int = 256,
         max_header_bytes: int = 64 * 1024,
         context: ssl.SSLContext | None = None,
     ) -> None:
