@@ -9,7 +9,7 @@ Embedded without HTTP::
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from anyio import AsyncContextManagerMixin, CancelScope, Event, create_task_group, to_thread
@@ -56,6 +56,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
 
     :param pipeline: what a request runs through, up to its text.
     :param workers: started on entry, stopped on exit.
+    :param resources: what is entered before the first request, and left after the last.
     :param trace: called at each step of each request.
     :param coalesce: seconds to wait for more tokens after each wake; 0 sends what is there.
     :param time_limits: how long each part of a request may take.
@@ -66,6 +67,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         pipeline: Pipeline[Out],
         *,
         workers: Sequence[Worker] = (),
+        resources: Sequence[Callable[[], AbstractAsyncContextManager[object]]] = (),
         trace: Trace | None = None,
         coalesce: float = 0,
         time_limits: TimeLimits | None = None,
@@ -74,6 +76,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         self.ledger = Ledger()
         """What all requests together hold; empty when none lives."""
         self._workers = workers
+        self._resources = resources
         self._trace = trace
         self._coalesce = coalesce
         self._watchdog = Watchdog(time_limits or TimeLimits())
@@ -83,6 +86,14 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Service[Out]]:
+        async with AsyncExitStack() as stack:
+            for resource in self._resources:
+                await stack.enter_async_context(resource())
+            await stack.enter_async_context(self._run())
+            yield self
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncGenerator[None]:
         died = self._died = Completion()
         self._death_known = Event()
         self._draining = False
@@ -94,7 +105,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
                         worker.start(died.set)
                     self._tasks.start_soon(self._announce_death, died, name="engine death")
                     self._tasks.start_soon(self._watchdog.run, name="watchdog")
-                    yield self
+                    yield
                 except Exception as error:  # noqa: BLE001 - raised again below
                     # Raised below, outside the task group, which would wrap it into a group.
                     failure = error

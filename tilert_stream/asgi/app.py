@@ -59,6 +59,7 @@ class App:
     :param card: the served model.
     :param api_keys: one of them must come as bearer token with every ``/v1`` request; none: open.
     :param max_body_bytes: a longer request body is refused with 413.
+    :param routes: further paths of a host of ours.
     :param done_after_error: end a failed stream with ``[DONE]``, as some peers do, instead of
         cutting it. Several clients then take it for a success.
     """
@@ -71,6 +72,7 @@ class App:
         api_keys: Iterable[str] = (),
         max_body_bytes: int = 32 * 1024 * 1024,
         done_after_error: bool = False,
+        routes: Iterable[Route] = (),
     ) -> None:
         self.service = service
         self.card = card
@@ -85,6 +87,7 @@ class App:
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
                 Route("/ready", Endpoint(GET=self._ready)),
                 Route("/version", Endpoint(GET=json_answer({"version": __version__}))),
+                *routes,
             ],
             redirect_slashes=False,
             default=not_found,

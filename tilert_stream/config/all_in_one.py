@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .engine import DecodeOptions
-from .request import LimitOptions, PipelineOptions
+from .request import PipelineOptions, QueueOptions
 from .server import HTTPOptions, ListenOptions, LogOptions
 
 __all__ = ("ServeConfig",)
@@ -17,7 +17,7 @@ class ServeConfig(
     PipelineOptions,
     LogOptions,
     HTTPOptions,
-    LimitOptions,
+    QueueOptions,
     DecodeOptions,
     ListenOptions,
 ):

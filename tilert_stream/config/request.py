@@ -8,20 +8,13 @@ from typing import Annotated
 
 from .option import Option, Options, StagePlacement
 
-__all__ = ("LimitOptions", "PipelineOptions")
+__all__ = ("LimitOptions", "PipelineOptions", "QueueOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions(Options):
     """How much, and how long."""
 
-    queue_timeout: Annotated[
-        float,
-        Option("Limits", "Seconds that a request waits for a slot before it gets 429.", least=0),
-    ] = 30.0
-    max_queue: Annotated[
-        int, Option("Limits", "Requests that wait for a slot; one more gets 429 at once.", least=0)
-    ] = 256
     prefill_timeout: Annotated[
         float, Option("Limits", "Seconds that computing the prompt may take.", least=0.001)
     ] = 300.0
@@ -72,6 +65,19 @@ class LimitOptions(Options):
         float,
         Option("Limits", "Seconds that answers in flight are given to end, then.", least=0),
     ] = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions(LimitOptions):
+    """How long a request may wait for a slot of this process."""
+
+    queue_timeout: Annotated[
+        float,
+        Option("Limits", "Seconds that a request waits for a slot before it gets 429.", least=0),
+    ] = 30.0
+    max_queue: Annotated[
+        int, Option("Limits", "Requests that wait for a slot; one more gets 429 at once.", least=0)
+    ] = 256
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,14 +185,13 @@ async def open_courier(
     :param send_timeout: seconds that connecting, a write or a drain may take.
     """
     try:
-        # Made before the staging memory is, the card lets nobody write to it.
         hello = Hello(
             node=socket.gethostname(),
             role="prefill",
             incarnation=uuid4().hex,
             layout=layout_description(layout),
             transport=transport.name,
-            card=transport.card(),
+            card=b"",  # prefill is never written to
             nonce=bytes(NONCE_BYTES),
         )
         region = await transport.allocate(staging_bytes)

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import typer
 
 from tilert_stream import __version__
-from tilert_stream.config import ServeConfig, StagePlacement
+from tilert_stream.config import (
+    DecodeConfig,
+    PrefillConfig,
+    RouterConfig,
+    ServeConfig,
+    StagePlacement,
+)
 from tilert_stream.errors import ConfigError, PipelineError, TilertStreamError
 
 from .options import option_specs
@@ -53,6 +59,21 @@ ROLES: Final[dict[str, Role]] = {
         ServeConfig,
         "tilert_stream.serve.all_in_one:run",
         "Serve a model behind an OpenAI-compatible API, all in this process.",
+    ),
+    "router": Role(
+        RouterConfig,
+        "tilert_stream.serve.router:run",
+        "Serve an OpenAI-compatible API whose prefill and decode run on other nodes.",
+    ),
+    "prefill": Role(
+        PrefillConfig,
+        "tilert_stream.serve.prefill:run",
+        "Compute prompts for routers, and hand their KV caches over to decode nodes.",
+    ),
+    "decode": Role(
+        DecodeConfig,
+        "tilert_stream.serve.decode:run",
+        "Take KV caches in from prefill nodes, and decode for routers.",
     ),
 }
 DEFAULT_ROLE: Final = "all-in-one"

@@ -1,0 +1,130 @@
+"""A router: configuration in, an OpenAI-compatible API served until a signal; no engine here."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tilert_stream.asgi import App
+from tilert_stream.cluster.address import NodeAddress
+from tilert_stream.errors import ConfigError
+from tilert_stream.http.client import Origin
+from tilert_stream.http.supervisor import Supervisor
+from tilert_stream.link import make_link
+from tilert_stream.nodes.router import Nodes, pool_status_route, remote_service
+from tilert_stream.time_limits import TimeLimits
+
+from .announcement import announce
+from .cluster_key import cluster_key
+from .front import load_front
+from .hosting import begin_log, check_host, client_settings, serve_until_signalled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tilert_stream.config import RouterConfig
+    from tilert_stream.http import ServerSettings
+    from tilert_stream.http.scope import Address
+
+__all__ = ("build_router", "run")
+
+
+def build_router(config: RouterConfig) -> App:
+    """The ASGI app that ``config`` describes; nothing runs yet.
+
+    :raises ~tilert_stream.errors.ConfigError: a node's address is wrong or none is given, or the
+        model's tokenizer cannot be read.
+    :raises ~tilert_stream.errors.PipelineError: a stage is not found, or cannot stand there.
+    """
+    for stage in config.stages:
+        make_link(stage.use)  # a wrong name is told before anything is loaded
+    for name, given in (("prefill", config.prefill_nodes), ("decode", config.decode_nodes)):
+        if not given:
+            raise ConfigError(
+                f"a router needs a {name} node: give --{name} once or more", param=name
+            )
+    prefill = [Origin.parse(url) for url in config.prefill_nodes]
+    decode = [NodeAddress.parse(text) for text in config.decode_nodes]
+    key = cluster_key(config)
+    front = load_front(config)
+    nodes = Nodes.of(
+        prefill,
+        decode,
+        prefill_model=config.prefill_model or front.card.names[0],
+        prefill_api_key=config.prefill_api_key,
+        sign=None if key is None else key.sign,
+        prefill_timeout=config.prefill_timeout,
+        kv_timeout=config.kv_timeout,
+    )
+    service = remote_service(
+        nodes,
+        front.tokenizer,
+        coalesce=config.coalesce_ms / 1000,
+        time_limits=TimeLimits(
+            prefill=config.prefill_timeout,
+            kv=config.kv_timeout,
+            first_token=config.first_token_timeout,
+            inter_token=config.inter_token_timeout,
+            total=config.total_timeout,
+        ),
+    )
+    for stage in config.stages:
+        service.pipeline = service.pipeline.insert(
+            stage.use, where=stage.where, anchor=stage.anchor
+        )
+    return App(
+        service,
+        front.card,
+        api_keys=config.api_keys,
+        max_body_bytes=config.max_body_bytes,
+        done_after_error=config.done_after_error,
+        routes=(pool_status_route(nodes),),
+    )
+
+
+def run(config: RouterConfig) -> int:
+    """Serve until a signal; the exit code.
+
+    :raises ~tilert_stream.errors.ConfigError: as ``build_router``.
+    :raises ~tilert_stream.errors.TilertStreamError: as ``Server.serve``.
+    """
+    begin_log(config)
+    check_host(config)
+    settings = client_settings(
+        config, config, config, port=config.port, uds=config.uds, access_log=config.access_log
+    )
+    app = build_router(config)  # what is wrong is told here, and not by every worker
+    if config.print_pipeline:
+        sys.stdout.write(f"{app.service.pipeline}\n")
+        return 0
+    secure = settings.ssl_certfile is not None
+    if config.workers == 1:
+        return _serve(
+            app, config, settings, lambda address: announce(address, app.card, secure=secure)
+        )
+    return Supervisor(
+        partial(_work, config),
+        settings,
+        config.workers,
+        on_ready=lambda port, _pids: announce((config.host, port), app.card, secure=secure),
+    ).serve()
+
+
+def _work(config: RouterConfig, settings: ServerSettings, ready: Callable[[], None]) -> int:
+    """One of several workers."""
+    begin_log(config)
+    return _serve(build_router(config), config, settings, lambda _address: ready())
+
+
+def _serve(
+    app: App, config: RouterConfig, settings: ServerSettings, on_ready: Callable[[Address], None]
+) -> int:
+    return serve_until_signalled(
+        app,
+        settings,
+        config,
+        on_ready=on_ready,
+        on_drain=app.service.drain,
+        died=app.service.died,
+    )
