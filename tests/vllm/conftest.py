@@ -16,7 +16,7 @@ from tilert_engine.torch import Checkpoint, KVCache, TorchDecode, TorchPrefill, 
 from tilert_stream.events import Limits
 from tilert_stream.serve import demo_model
 
-PYTHON = "TILERT_STREAM_VLLM_PYTHON"
+PYTHON = "VLLM_PYTHON"
 CPU = torch.device("cpu")
 
 

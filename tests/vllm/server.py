@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = "TILERT_STREAM_TEST_DUMPS"
+FOLDER = "VLLM_TEST_DUMPS"
 """Variable that names the folder of the dumping connector."""
 PIPE = "events"
 """In that folder; one line an event: what happened, the request, a number or the reason."""
