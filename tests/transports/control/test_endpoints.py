@@ -538,6 +538,18 @@ async def test_an_open_port_without_a_key_is_warned_of(caplog: pytest.LogCapture
     assert "--cluster-key" in caplog.text
 
 
+async def test_a_holder_is_told_of_a_failure_and_not_of_its_own_release() -> None:
+    told: list[str] = []
+    async with serving(reservation_settings=ReservationSettings(ttl=0.02)) as decode:
+        released, expired = (decode.server.reserve(name, 1000) for name in ("a", "b"))
+        released.on_failed = lambda: told.append("released")
+        expired.on_failed = lambda: told.append("expired")
+        released.release("left")
+        with pytest.raises(GrantGone):
+            await expired.wait()
+        assert told == ["expired"]
+
+
 async def test_landings_by_their_generation() -> None:
     async with serving() as decode:
         landing = decode.server.reserve("a1", 1000)

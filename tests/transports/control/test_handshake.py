@@ -16,7 +16,7 @@ from tilert_transports.control.errors import (
 from tilert_transports.control.fields import Fields
 from tilert_transports.control.frames import FrameReader, JSONObject, encode_frame
 from tilert_transports.control.handshake import DecodeHandshake, PrefillHandshake
-from tilert_transports.control.hello import Difference, Hello, mismatch
+from tilert_transports.control.hello import Difference, Hello, layout_mismatch, mismatch
 from tilert_transports.control.layout import PlaneDescription
 
 from .nodes import DECODE, KEY, LAYOUT, PREFILL, shake, with_layout
@@ -172,6 +172,11 @@ def test_all_differences_are_named_at_once() -> None:
 def test_the_longest_sequence_and_the_order_of_ranks_need_not_be_the_same() -> None:
     theirs = with_layout(PREFILL, replace(LAYOUT, max_seq_len=131072, sender_ranks=(1, 0)))
     assert mismatch(with_layout(DECODE, replace(LAYOUT, sender_ranks=(0, 1))), theirs) == ()
+
+
+def test_layouts_are_compared_by_themselves_too() -> None:
+    (found,) = layout_mismatch(LAYOUT, replace(LAYOUT, dtype="bfloat16", max_seq_len=1))
+    assert (found.field, found.ours, found.theirs) == ("layout.dtype", "fp8_ds_mla", "bfloat16")
 
 
 @pytest.mark.parametrize(

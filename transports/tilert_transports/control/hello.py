@@ -14,6 +14,8 @@ from .errors import HandshakeRefused
 from .layout import LayoutDescription
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .fields import Fields
     from .frames import JSONObject
 
@@ -26,6 +28,7 @@ __all__ = (
     "Hello",
     "Refused",
     "Role",
+    "layout_mismatch",
     "mismatch",
 )
 
@@ -219,23 +222,41 @@ _FIXES: Final = {
 
 
 def mismatch(ours: Hello, theirs: Hello) -> tuple[Difference, ...]:
-    """Why the two cannot hand over to each other; empty if they can.
+    """Why the two cannot hand over to each other; empty if they can."""
+    roles = (Difference("role", ours.role, theirs.role, _FIXES["role"]),)
+    return (
+        *(roles if ours.role == theirs.role else ()),
+        *_differences({"transport": (ours.transport, theirs.transport)}),
+        *layout_mismatch(ours.layout, theirs.layout),
+    )
+
+
+def layout_mismatch(ours: LayoutDescription, theirs: LayoutDescription) -> tuple[Difference, ...]:
+    """Why a cache of the one cannot be taken for one of the other; empty if it can.
 
     ``max_seq_len`` is not compared: a prompt's own length is checked at its reservation, and
     again when its sender claims the grant.
     """
-    found: list[Difference] = []
-    if ours.role == theirs.role:
-        found.append(Difference("role", ours.role, theirs.role, _FIXES["role"]))
-    pairs: dict[str, tuple[object, object]] = {"transport": (ours.transport, theirs.transport)}
-    for name in ("kind", "version", "dtype", "block_size", "layers", "draft_layers"):
-        pairs[f"layout.{name}"] = (getattr(ours.layout, name), getattr(theirs.layout, name))
-    pairs["layout.sender_ranks"] = (_ranks(ours.layout), _ranks(theirs.layout))
-    pairs["layout.planes"] = (_planes(ours.layout), _planes(theirs.layout))
-    for field, (own, other) in pairs.items():
-        if own != other:
-            found.append(Difference(field, str(own), str(other), _FIXES[field]))
-    return tuple(found)
+    return _differences(
+        {
+            "layout.kind": (ours.kind, theirs.kind),
+            "layout.version": (ours.version, theirs.version),
+            "layout.dtype": (ours.dtype, theirs.dtype),
+            "layout.block_size": (ours.block_size, theirs.block_size),
+            "layout.layers": (ours.layers, theirs.layers),
+            "layout.draft_layers": (ours.draft_layers, theirs.draft_layers),
+            "layout.sender_ranks": (_ranks(ours), _ranks(theirs)),
+            "layout.planes": (_planes(ours), _planes(theirs)),
+        }
+    )
+
+
+def _differences(pairs: Mapping[str, tuple[str | int, str | int]]) -> tuple[Difference, ...]:
+    return tuple(
+        Difference(field, str(own), str(other), _FIXES[field])
+        for field, (own, other) in pairs.items()
+        if own != other
+    )
 
 
 def _ranks(layout: LayoutDescription) -> str:

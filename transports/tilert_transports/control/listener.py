@@ -138,7 +138,7 @@ class DialogueServer:
         try:
             stream = await anyio.abc.SocketStream.from_socket(sock)
             error = await link.run(stream, self._make(number, link.post))
-            log(name, error)
+            _log(name, error)
         except Exception:
             # A fault of ours that one peer's bytes have found must not end the others.
             logger.exception("serving the control connection from %s failed", name)
@@ -148,7 +148,7 @@ class DialogueServer:
             self._left = anyio.Event()
 
 
-def log(name: str, error: ControlError | None) -> None:
+def _log(name: str, error: ControlError | None) -> None:
     """Say why a connection ended: loudly only if its peer is at fault."""
     if error is None:
         logger.debug("control connection from %s closed", name)

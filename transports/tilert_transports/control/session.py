@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from .errors import HandshakeRefused, PeerLost
 from .frames import MAX_FRAME_BYTES, FrameReader, encode_frame
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ("DecodeSession", "PrefillSession")
 
-_NEVER_OVER: Final = False
-
 
 class DecodeSession:
     """The decode node's side.
@@ -34,7 +32,7 @@ class DecodeSession:
     :param ended: called once, when the connection has ended.
     """
 
-    is_over = _NEVER_OVER
+    is_over = False
     next_deadline: float | None = None
 
     def __init__(
@@ -126,7 +124,7 @@ class PrefillSession:
     :param clock: monotonic seconds.
     """
 
-    is_over = _NEVER_OVER
+    is_over = False
 
     def __init__(
         self,
