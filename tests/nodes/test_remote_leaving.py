@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import anyio
@@ -44,7 +45,9 @@ PLACES = ["reserve", "prefill", "decode", "stream"]
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_dis_01_dis_02_dis_04_left_while_it_is_at(place: str) -> None:
+async def test_dis_01_dis_02_dis_04_left_while_it_is_at(
+    place: str, caplog: pytest.LogCaptureFixture
+) -> None:
     stuck = Stuck(place)
     async with routing(stuck.prefill, stuck.decode) as router:
         async with anyio.create_task_group() as tasks:
@@ -58,6 +61,7 @@ async def test_dis_01_dis_02_dis_04_left_while_it_is_at(place: str) -> None:
         assert stuck.decode.cancelled == ["feed"]
         assert stuck.prefill.aborted == (place == "prefill")
         assert stuck.decode.left == (place in ("decode", "stream"))
+        assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -12,8 +12,10 @@ import pytest
 from tests.http.client.conftest import OK, answers, scripted
 from tests.http.conftest import Client
 from tilert_stream.http import ClientGone
-from tilert_stream.http.client import HTTPClient
+from tilert_stream.http.client import HTTPClient, UpstreamClosed
 from tilert_stream.http.client.reader import HIGH_WATER, Reader, make_reader
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
 
 class Pair:
@@ -102,6 +104,27 @@ async def test_a_receive_that_is_cancelled_loses_nothing(pair: Pair) -> None:
         tasks.cancel_scope.cancel()
     await pair.send(b"later")
     assert await pair.reader.receive() == b"later"
+
+
+async def test_closing_wakes_whoever_waits(client: HTTPClient) -> None:
+    """As a request's lease does, from outside of the task that reads."""
+
+    async def script(connection: Client) -> None:
+        await answers(HEAD)(connection)
+        await connection.rest()
+
+    async with scripted(script) as peer, anyio.create_task_group() as tasks:
+        response = await client.open(peer.origin, "GET", "/")
+
+        async def read() -> None:
+            with pytest.raises(
+                UpstreamClosed, match="to the peer broke: the connection was closed"
+            ):
+                await response.receive()
+
+        tasks.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        response.close()
 
 
 async def test_at_rest_it_reads_nothing(pair: Pair) -> None:

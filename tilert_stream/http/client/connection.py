@@ -87,7 +87,7 @@ class ClientConnection:
 
     def close(self) -> None:
         """Close now; the server sees it at once. Idempotent."""
-        self._reader.rest()
+        self._reader.close()
         close(self._sock)
 
     def rest(self) -> None:
@@ -195,7 +195,7 @@ class ClientConnection:
             data = await self._reader.receive()
         except ClientGone as error:
             raise UpstreamClosed(
-                f"the connection to {self._label} broke: {error.__cause__}", retry_after=1
+                f"the connection to {self._label} broke: {error.__cause__ or error}", retry_after=1
             ) from error
         self._ended = not data
         return data

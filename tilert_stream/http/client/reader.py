@@ -38,12 +38,16 @@ class Reader(Protocol):
 
         A checkpoint only where it has to wait, or after so many bytes.
 
-        :raises ~tilert_stream.http.ClientGone: the connection was reset.
+        :raises ~tilert_stream.http.ClientGone: the connection was reset, or closed here.
         """
         ...
 
     def rest(self) -> bool:
         """Stop reading until the next ``receive``; whether nothing has been read ahead. Sync."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading for good, before the socket is closed; a ``receive`` that waits fails."""
         ...
 
 
@@ -91,9 +95,7 @@ class _RegisteredReader:
         try:
             data = receive_ready(self._sock)
         except ClientGone as error:
-            self._failure = error
-            self.rest()
-            self._parking.unpark()
+            self._fail(error)
             return
         if data is None:
             return
@@ -108,6 +110,15 @@ class _RegisteredReader:
             self._registered = False
             self._loop.remove_reader(self._sock)
         return not self._pieces
+
+    def close(self) -> None:
+        self._fail(_closed())
+
+    def _fail(self, failure: ClientGone) -> None:
+        self.rest()
+        if self._failure is None:
+            self._failure = failure
+            self._parking.unpark()
 
 
 class _WaitingReader:
@@ -124,7 +135,7 @@ class _WaitingReader:
         while True:
             if self._emptied:
                 self._unyielded = 0
-                await anyio.wait_readable(self._sock)
+                await self._wait()
             elif self._unyielded > FAIR_BYTES:
                 self._unyielded = 0
                 await anyio.lowlevel.checkpoint()
@@ -134,5 +145,18 @@ class _WaitingReader:
                 self._unyielded += max(len(data), READ_COST)
                 return data
 
+    async def _wait(self) -> None:
+        try:
+            await anyio.wait_readable(self._sock)
+        except anyio.ClosedResourceError as error:
+            raise _closed() from error
+
     def rest(self) -> bool:
         return True
+
+    def close(self) -> None:
+        """Closing the socket wakes whoever waits."""
+
+
+def _closed() -> ClientGone:
+    return ClientGone("the connection was closed by its reader")
