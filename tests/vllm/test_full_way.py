@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,6 +22,8 @@ from tests.vllm.server import VllmServer, vllm_server
 pytestmark = pytest.mark.vllm
 
 TOKENS = 12
+PATIENCE = 30
+"""Seconds; the cores are shared with vLLM."""
 MODEL = "smollm2"
 
 
@@ -25,6 +31,7 @@ MODEL = "smollm2"
 class Cluster:
     vllm: VllmServer
     client: OpenAI
+    decode_url: str
 
     def complete(self, prompt: list[int]) -> str:
         """A streamed, greedy answer."""
@@ -33,6 +40,16 @@ class Cluster:
         )
         with stream:
             return "".join(choice.text for chunk in stream for choice in chunk.choices)
+
+    def wait_for_decode(self, status: str) -> None:
+        """Ask the decode node until it is ``idle`` or ``busy``; each question is a round trip."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with urllib.request.urlopen(f"{self.decode_url}/decode_status") as response:
+                now = json.load(response)
+            if bool(now["busy"]) == (status == "busy"):
+                return
+            assert time.monotonic() < deadline, f"not {status} within {PATIENCE} s: {now}"
 
 
 @pytest.fixture(scope="module", params=["tcp", "nixl"])
@@ -75,7 +92,8 @@ def cluster(
             )
         )
         client = stack.enter_context(OpenAI(base_url=address, api_key="none", max_retries=0))
-        yield Cluster(vllm, client)
+        host, _, http_port = decode.split(":")
+        yield Cluster(vllm, client, f"http://{host}:{http_port}")
 
 
 def text_of(whole: Whole, prompt: list[int]) -> str:
@@ -117,3 +135,28 @@ def test_a_chat(cluster: Cluster) -> None:
     assert "Paris" in said
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens <= TOKENS
+
+
+def test_a_client_that_leaves_while_vllm_prefills(cluster: Cluster, whole: Whole) -> None:
+    prompt = whole.text(1900)[::-1]
+    body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "stream": True})
+    host, port = cluster.client.base_url.host, cluster.client.base_url.port
+    with socket.create_connection((host, port)) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body.encode())
+        )
+        cluster.wait_for_decode("busy")
+    cluster.wait_for_decode("idle")
+    assert cluster.complete(whole.text(30)) == text_of(whole, whole.text(30))
+
+
+def test_a_client_that_leaves_after_the_first_token(cluster: Cluster, whole: Whole) -> None:
+    for _ in range(3):
+        stream = cluster.client.completions.create(
+            model=MODEL, prompt=whole.text(40), max_tokens=500, stream=True
+        )
+        with stream:
+            next(iter(stream))
+    cluster.wait_for_decode("idle")
+    assert cluster.complete(whole.text(31)) == text_of(whole, whole.text(31))
