@@ -21,20 +21,30 @@ import pytest
 from tilert_transports.abc import Peer, Receipt, Region, Transport
 from tilert_transports.auto import AutoTransport
 from tilert_transports.memory import MemoryTransport
+from tilert_transports.mooncake import MooncakeTransport
 from tilert_transports.nixl import NixlTransport
 from tilert_transports.nixl_binding import installed
 from tilert_transports.plan import Plan
 from tilert_transports.shm import ShmTransport
 from tilert_transports.tcp import TcpTransport
 
-MAKERS: Final[dict[str, Callable[[], Transport]]] = {
-    "auto": lambda: AutoTransport([ShmTransport(), TcpTransport()]),
-    "memory": MemoryTransport,
-    "shm": ShmTransport,
-    "tcp": TcpTransport,
-}
-if installed():
-    MAKERS["nixl"] = NixlTransport
+
+def _makers() -> dict[str, Callable[[], Transport]]:
+    if os.environ.get("TILERT_TEST_MOONCAKE"):
+        # Alone: with the system's libibverbs in the process, NIXL crashes at its end.
+        return {"mooncake": MooncakeTransport}
+    makers: dict[str, Callable[[], Transport]] = {
+        "auto": lambda: AutoTransport([ShmTransport(), TcpTransport()]),
+        "memory": MemoryTransport,
+        "shm": ShmTransport,
+        "tcp": TcpTransport,
+    }
+    if installed():
+        makers["nixl"] = NixlTransport
+    return makers
+
+
+MAKERS: Final = _makers()
 KINDS: Final = sorted(MAKERS)
 PROCESS_KINDS: Final = sorted(MAKERS.keys() - {"auto", "memory"})
 

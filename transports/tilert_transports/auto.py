@@ -16,8 +16,10 @@ from .abc import Caps, Peer, Region
 from .bundle import Bundle, Part
 from .errors import HandshakeMismatch, RegionInvalid, TransportClosed
 from .host import HOST_ID
+from .nixl import NixlTransport
 from .nixl_binding import installed
-from .registry import make
+from .shm import ShmTransport
+from .tcp import TcpTransport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,9 +53,12 @@ def make_auto(
     *, host: str = "127.0.0.1", port: int = 0, advertise: str | None = None
 ) -> AutoTransport:
     """``shm``, ``tcp``, and ``nixl`` where it is installed; the options are those of ``tcp``."""
-    parts = [make("shm"), make("tcp", host=host, port=port, advertise=advertise)]
+    parts: list[Transport] = [
+        ShmTransport(),
+        TcpTransport(host=host, port=port, advertise=advertise),
+    ]
     if installed():
-        parts.append(make("nixl"))
+        parts.append(NixlTransport())
     return AutoTransport(parts)
 
 

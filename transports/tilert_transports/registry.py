@@ -16,7 +16,7 @@ from .errors import TransportNotFound, TransportUnavailable
 if TYPE_CHECKING:
     from .abc import Transport
 
-__all__ = ("BUILT_IN", "GROUP", "Option", "TransportFactory", "make", "names")
+__all__ = ("BUILT_IN", "GROUP", "Option", "TransportFactory", "load", "make", "names")
 
 GROUP: Final = "tilert_stream.transports"
 
@@ -51,10 +51,15 @@ def make(name: str, **options: Option) -> Transport:
     :raises TransportNotFound: no such name; the known ones are listed.
     :raises TransportUnavailable: its library is missing or does not load.
     """
-    return _factory(name)(**options)
+    return load(name)(**options)
 
 
-def _factory(name: str) -> TransportFactory:
+def load(name: str) -> TransportFactory:
+    """What makes transports of that name; whoever makes them in an event loop imports it before.
+
+    :raises TransportNotFound: no such name; the known ones are listed.
+    :raises TransportUnavailable: its library is missing or does not load.
+    """
     # A built-in's name cannot be taken over.
     found = [BUILT_IN[name]] if name in BUILT_IN else _plugins(name)
     if not found:
