@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -19,31 +20,32 @@ from tilert_transports.control.listener import bind
 from tilert_transports.control.regions import LandingRegion, RegionPool
 from tilert_transports.control.reservations import ReservationSettings
 from tilert_transports.control.server import ControlServer
-from tilert_transports.registry import make
+from tilert_transports.registry import load
 
 from .layout_description import layout_description
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from tilert_engine.layouts.abc import KVLayout
     from tilert_transports.abc import Transport
     from tilert_transports.control.auth import ClusterKey
     from tilert_transports.control.landing import Landing
 
-__all__ = ("LandingPort", "make_transport")
+__all__ = ("LandingPort", "transport_maker")
 
 PAGE: Final = 4096
 """Bytes. Each landing region begins on a page of its own."""
 
 
-def make_transport(name: str, *, host: str) -> Transport:
-    """A transport by name; those that listen, listen on ``host``.
+def transport_maker(name: str, *, host: str) -> Callable[[], Transport]:
+    """Makes transports by name; those that listen, listen on ``host``.
 
     :raises ~tilert_transports.errors.TransportNotFound: no such name; the known ones are listed.
     :raises ~tilert_transports.errors.TransportUnavailable: its library is missing.
     """
-    return make(name, host=host) if name in ("auto", "tcp") else make(name)
+    factory = load(name)
+    return partial(factory, host=host) if name in ("auto", "tcp") else factory
 
 
 class LandingPort(AsyncContextManagerMixin):
@@ -70,7 +72,7 @@ class LandingPort(AsyncContextManagerMixin):
         ttl: float = 30.0,
     ) -> None:
         self._layout = layout
-        self._transport_name = transport
+        self._make_transport = transport_maker(transport, host=host)
         self._slots = slots
         self._count = regions
         self._host = host
@@ -83,7 +85,7 @@ class LandingPort(AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[LandingPort]:
-        transport = self._transport = make_transport(self._transport_name, host=self._host)
+        transport = self._transport = self._make_transport()
         try:
             pool = RegionPool(await self._allocate(transport), self._slots)
             server = self._server = ControlServer(

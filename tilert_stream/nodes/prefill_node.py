@@ -28,7 +28,7 @@ from tilert_stream.events import Finished, GenerateRequest, Reserved, TokenBatch
 from tilert_stream.lifecycle import State
 from tilert_stream.nodes.local import LocalPrefill
 
-from .landing_port import make_transport
+from .landing_port import transport_maker
 from .vllm_courier import open_courier
 from .vllm_sender import Parcel
 from .vllm_staging import StagingMemory
@@ -75,8 +75,7 @@ class HandOverDesk(AsyncContextManagerMixin):
         key: ClusterKey | None = None,
     ) -> None:
         self._layout = layout
-        self._transport = transport
-        self._host = host
+        self._make_transport = transport_maker(transport, host=host)
         self._staging_bytes = stagings * layout.staging_bytes(layout.max_seq_len)
         self._timeout = timeout
         self._key = key
@@ -89,7 +88,7 @@ class HandOverDesk(AsyncContextManagerMixin):
         # A thread that waits for staging memory must not keep others from their work.
         self._limiter = CapacityLimiter(64)
         courier = open_courier(
-            make_transport(self._transport, host=self._host),
+            self._make_transport(),
             self._layout,
             rank=0,
             staging_bytes=self._staging_bytes,

@@ -28,19 +28,20 @@ if TYPE_CHECKING:
     from tilert_stream.config import DecodeConfig
     from tilert_stream.http.scope import Address
 
+    from .models import Model
+
 __all__ = ("build_decode", "run")
 
 SILENCE: float = 600.0
 """Seconds without a token after which an engine is taken for stuck, as TileRT has it."""
 
 
-def build_decode(config: DecodeConfig) -> tuple[DecodeApp, LandingPort]:
+def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, LandingPort]:
     """The ASGI app that ``config`` describes, and its control port; nothing runs yet.
 
-    :raises ~tilert_stream.errors.ConfigError: the model cannot be served, or an option is wrong.
+    :raises ~tilert_stream.errors.ConfigError: an option is wrong.
     """
     key = cluster_key(config)
-    model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
     worker: DecodeWorker[Any] = DecodeWorker(LandingDecode(model.decode, model.layout))
     port = LandingPort(
         model.layout,
@@ -73,13 +74,15 @@ def build_decode(config: DecodeConfig) -> tuple[DecodeApp, LandingPort]:
 def run(config: DecodeConfig) -> int:
     """Serve until a signal; the exit code.
 
-    :raises ~tilert_stream.errors.ConfigError: as ``build_decode``.
+    :raises ~tilert_stream.errors.ConfigError: the model cannot be served, or as ``build_decode``.
     :raises ~tilert_stream.errors.TilertStreamError: as ``Server.serve``.
     """
     begin_log(config)
     check_host(config)
     settings = node_settings(config, port=config.http_port, access_log=config.access_log)
-    app, port = build_decode(config)
+    cluster_key(config)  # a wrong one is told before a model is loaded
+    model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
+    app, port = build_decode(config, model)
 
     def announce(address: Address) -> None:
         host = f"[{address[0]}]" if ":" in address[0] else address[0]

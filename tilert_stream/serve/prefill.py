@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from tilert_stream.config import PrefillConfig
     from tilert_stream.http.scope import Address
 
+    from .models import Model
+
 __all__ = ("build_prefill", "run")
 
 
-def build_prefill(config: PrefillConfig) -> PrefillApp:
-    """The ASGI app that ``config`` describes, its model loaded; nothing runs yet.
+def build_prefill(config: PrefillConfig, model: Model) -> PrefillApp:
+    """The ASGI app that ``config`` describes; nothing runs yet.
 
-    :raises ~tilert_stream.errors.ConfigError: the model cannot be served, or an option is wrong.
+    :raises ~tilert_stream.errors.ConfigError: an option is wrong.
     """
     key = cluster_key(config)
-    model = load_model(config)
     worker: PrefillWorker[Any] = PrefillWorker(model.prefill)
     desk = HandOverDesk(
         model.layout,
@@ -51,13 +52,14 @@ def build_prefill(config: PrefillConfig) -> PrefillApp:
 def run(config: PrefillConfig) -> int:
     """Serve until a signal; the exit code.
 
-    :raises ~tilert_stream.errors.ConfigError: as ``build_prefill``.
+    :raises ~tilert_stream.errors.ConfigError: the model cannot be served, or as ``build_prefill``.
     :raises ~tilert_stream.errors.TilertStreamError: as ``Server.serve``.
     """
     begin_log(config)
     check_host(config)
     settings = node_settings(config, port=config.port, access_log=config.access_log)
-    app = build_prefill(config)
+    cluster_key(config)  # a wrong one is told before a model is loaded
+    app = build_prefill(config, load_model(config))
 
     def announce(address: Address) -> None:
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
