@@ -16,13 +16,16 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak model lint format types hooks clean
+.PHONY: help serve pd test soak model lint format types hooks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 serve: $(VENV)/.serve ## serve the demo model; ARGS are the server's options
 	@$(BIN)/python -m tilert_stream.serve $(ARGS)
+
+pd: $(VENV)/.serve ## serve it by a router, a prefill and two decode nodes; ARGS as for serve
+	@$(BIN)/python -m tilert_stream.serve.local_cluster $(ARGS)
 
 test: $(VENV)/.dev model ## run the tests; ARGS are pytest's options
 	$(BIN)/python -m pytest $(ARGS)
