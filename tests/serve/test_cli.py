@@ -213,7 +213,7 @@ def test_help_names_the_other_roles(
 ) -> None:
     monkeypatch.setitem(ROLES, "echo", Role(EchoConfig, "echo_role:run", "Say it again."))
     assert exit_code("--help") == 0
-    assert "Other roles: echo." in capsys.readouterr().out
+    assert "Other roles: router, prefill, decode, echo." in capsys.readouterr().out
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:

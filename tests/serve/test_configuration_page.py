@@ -7,13 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from tilert_stream.config import ServeConfig, StagePlacement
+from tilert_stream.config import (
+    DecodeConfig,
+    Options,
+    PrefillConfig,
+    RouterConfig,
+    ServeConfig,
+    StagePlacement,
+)
 from tilert_stream.errors import ConfigError
 from tilert_stream.serve.options import OptionSpec, option_specs
 from tilert_stream.serve.settings import load_settings
 
 PAGE = Path(__file__).parents[2].joinpath("docs", "configuration.md").read_text(encoding="utf-8")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| `--")]
+
+
+ROLES_ON_THE_PAGE: dict[str, type[Options]] = {
+    "(none)": ServeConfig,
+    "`router`": RouterConfig,
+    "`prefill`": PrefillConfig,
+    "`decode`": DecodeConfig,
+}
+ROLES = (ServeConfig, RouterConfig, PrefillConfig, DecodeConfig)
+SPECS = {spec.name: spec for role in reversed(ROLES) for spec in option_specs(role)}
+"""Every option of every role, as the first role that has it says it."""
 
 
 def default_in_words(spec: OptionSpec) -> str:
@@ -24,7 +42,7 @@ def default_in_words(spec: OptionSpec) -> str:
     return "none" if spec.default is None else str(spec.default).removesuffix(".0")
 
 
-@pytest.mark.parametrize("spec", option_specs(ServeConfig), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=lambda spec: spec.name)
 def test_every_option_has_its_row_in_its_group(spec: OptionSpec) -> None:
     flag = f"--no-{spec.flag[2:]}" if spec.default is True else spec.flag
     (row,) = (row for row in ROWS if re.match(rf"\| `{flag}[ `]", row))
@@ -38,7 +56,7 @@ def test_every_option_has_its_row_in_its_group(spec: OptionSpec) -> None:
 
 
 def test_the_page_has_no_option_that_there_is_not() -> None:
-    assert len(ROWS) == len(option_specs(ServeConfig))
+    assert len(ROWS) == len(SPECS)
 
 
 def test_the_file_on_the_page_is_read(tmp_path: Path) -> None:
@@ -70,3 +88,10 @@ def test_the_errors_on_the_page_are_those_that_are_raised(
         load_settings(ServeConfig, {}, {"TILERT_STREAM_PORT": "http"})
     assert f"\nerror: {in_file.value}\n" in PAGE
     assert f"\nerror: {in_environment.value}\n" in PAGE
+
+
+@pytest.mark.parametrize(("name", "role"), list(ROLES_ON_THE_PAGE.items()))
+def test_the_page_says_which_groups_each_role_has(name: str, role: type[Options]) -> None:
+    (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
+    groups = {spec.option.group for spec in option_specs(role)}
+    assert set(row.split("|")[2].strip().split(", ")) == groups
