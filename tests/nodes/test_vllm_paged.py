@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilert_stream.errors import ConfigError
-from tilert_stream.nodes.vllm_paged import CacheShape, copy_rows, paged_views
+from tilert_stream.nodes.vllm_paged import (
+    CacheShape,
+    PagedViews,
+    block_index,
+    copy_rows,
+    paged_views,
+)
 
 HEADS, DIM = 2, 3
 
@@ -93,9 +99,10 @@ def test_rows_come_out_as_they_went_in(backend: Backend, ratio: int, data: st.Da
     rows = drawn(tokens)
     cache = backend.write(rows, kernel_blocks, size, (needed + 3) * ratio)
     views = paged_views(cache, CacheShape(size * ratio, HEADS, DIM, cpu_backend=backend.cpu))
+    index = block_index(views, table, size * ratio, tokens)
     for kind, source in enumerate(views):
         target = torch.full((tokens, HEADS, DIM), -2.0)
-        copy_rows(source, table, size * ratio, target)
+        copy_rows(source, index, target)
         assert torch.equal(target, rows[:, kind])
 
 
@@ -131,11 +138,10 @@ def test_kv_06_another_block_size_is_refused_with_both_values() -> None:
 
 
 def test_kv_09_blocks_that_do_not_exist_are_refused() -> None:
-    source = torch.zeros(4, 2, HEADS, DIM)
-    target = torch.zeros(3, HEADS, DIM)
+    views = PagedViews(torch.zeros(4, 2, HEADS, DIM), torch.zeros(4, 2, HEADS, DIM))
     with pytest.raises(ValueError, match="blocks 1 to 4 are asked for; the cache has 4"):
-        copy_rows(source, [1, 4], 2, target)
+        block_index(views, [1, 4], 2, 3)
     with pytest.raises(ValueError, match="blocks -1 to 1 are asked for; the cache has 4"):
-        copy_rows(source, [1, -1], 2, target)
+        block_index(views, [1, -1], 2, 3)
     with pytest.raises(ValueError, match="3 tokens take 2 blocks of 2; there are 1"):
-        copy_rows(source, [1], 2, target)
+        block_index(views, [1], 2, 3)

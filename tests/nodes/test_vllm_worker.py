@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from tests.nodes.test_vllm_paged import drawn, written_cpu_packed
+from tests.nodes.test_vllm_paged import drawn, written_cpu_packed, written_cuda_packed
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_stream.errors import Busy, ConfigError
 from tilert_stream.nodes.vllm_ledger import Extraction, StepWork, Withdrawal
@@ -39,6 +39,7 @@ class FakeSender:
     refuses: frozenset[str] = frozenset()
     begun: dict[str, FakeHandOver] = field(default_factory=dict[str, FakeHandOver])
     withdrawn: list[Withdrawal] = field(default_factory=list[Withdrawal])
+    memory: memoryview = field(default_factory=lambda: memoryview(bytearray()))
     room: int | None = None
     """Bytes of a staging area; None: as many as are needed."""
 
@@ -173,3 +174,19 @@ def test_ranks_share_out_the_heads(heads: int, size: int, places: list[Place]) -
 def test_heads_that_cannot_be_shared_out_are_refused(heads: int, size: int) -> None:
     with pytest.raises(ConfigError, match=rf"size is {size}, which does not share out {heads} "):
         Place.of(heads, 0, size)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_cache_on_a_device_is_staged_in_pinned_memory() -> None:
+    cache = written_cuda_packed(drawn(5), [3, 0, 2], BLOCK, 4).cuda()
+    staging = memoryview(bytearray(LAYOUT.staging_bytes(5)))
+    sender = FakeSender(memory=staging)
+    worker = Worker(
+        caches(cache, cache + 1000), layout=LAYOUT, block_size=BLOCK, rank=0, sender=sender
+    )
+    sender.begun["r"] = FakeHandOver(staging)
+    worker.run(StepWork((extraction("r", 5, 3, 0, 2),)))
+    staged = LAYOUT.staged(staging, 5)
+    assert staged.keys.is_pinned()
+    assert torch.equal(staged.keys[1], drawn(5)[:, 0] + 1000)
+    assert torch.equal(staged.values[0], drawn(5)[:, 1])

@@ -49,6 +49,7 @@ class DumpSender:
         self._folder = folder()
         self._layout = layout
         self._rank = rank
+        self.memory = memoryview(bytearray())
 
     def begin(self, extraction: Extraction) -> Dump:
         nbytes = self._layout.staging_bytes(extraction.seq_len, self._rank)

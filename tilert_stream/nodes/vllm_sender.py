@@ -106,6 +106,11 @@ class SenderThread:
 
     # --- on the forward path -----------------------------------------------------------------
 
+    @property
+    def memory(self) -> memoryview:
+        """As the contract."""
+        return self._courier.staging
+
     def begin(self, extraction: Extraction) -> HandOver:
         """As the contract."""
         try:
