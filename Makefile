@@ -5,6 +5,7 @@
 PYTHON ?= python3
 ARGS ?=
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 
 # The constraints hold torch to one version, so that no second one is ever downloaded.
@@ -16,10 +17,10 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pd test soak model lint format types hooks clean
+.PHONY: help serve pd test test-vllm soak model lint format types hooks clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 serve: $(VENV)/.serve ## serve the demo model; ARGS are the server's options
 	@$(BIN)/python -m tilert_stream.serve $(ARGS)
@@ -29,6 +30,11 @@ pd: $(VENV)/.serve ## serve it by a router, a prefill and two decode nodes; ARGS
 
 test: $(VENV)/.dev model ## run the tests; ARGS are pytest's options
 	$(BIN)/python -m pytest $(ARGS)
+
+test-vllm: $(VENV)/.dev model ## run the tests on a real vLLM; its environment takes 3.5 GB
+	python="$$($(BIN)/python tests/vllm/environment.py $(VLLM_VENV))" && \
+	  VLLM_PYTHON="$$python" $(BIN)/python -m pytest -m vllm -o faulthandler_timeout=1200 \
+	  tests/vllm $(ARGS)
 
 soak: $(VENV)/.dev model ## run the long random tests
 	$(BIN)/python -m pytest -m soak $(ARGS)
@@ -52,7 +58,7 @@ hooks: $(VENV)/.dev ## check every commit before it is made
 	$(BIN)/pre-commit install
 
 clean: ## remove what these targets made, but for the model in the cache
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -18,6 +18,7 @@ from openai import OpenAI
 from tests.vllm.conftest import Whole
 from tests.vllm.roles import role
 from tests.vllm.server import VllmServer, vllm_server
+from tilert_transports import nixl_binding
 
 pytestmark = pytest.mark.vllm
 
@@ -60,6 +61,8 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     transport: str = request.param
+    if transport == "nixl" and not nixl_binding.installed():
+        pytest.skip("NIXL is not installed here; run: pip install 'tilert-stream[nixl]'")
     logs = tmp_path_factory.mktemp(f"cluster-{transport}")
     with ExitStack() as stack:
         vllm = stack.enter_context(
