@@ -112,11 +112,16 @@ SENT_BY_THEN = ("importing", "streaming", "before the last token", "between legs
 
 
 class Client:
-    """A bare socket."""
+    """A bare socket.
 
-    def __init__(self, port: int) -> None:
+    :param receive_buffer: bytes that the system takes for it while it reads nothing.
+    """
+
+    def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port))
         self._sock.setblocking(False)
+        if receive_buffer is not None:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
 
     def get(self, path: str) -> None:
         head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
