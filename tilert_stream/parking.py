@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from anyio.lowlevel import current_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
     from contextvars import Context
 
     import trio
@@ -27,7 +27,7 @@ __all__ = ("Parking", "make_parking")
 class Parking(Protocol):
     """A parking place for one task."""
 
-    async def park(self) -> None:
+    def park(self) -> Awaitable[None]:
         """Sleep until ``unpark``. May wake without cause: check the condition again."""
         ...
 
@@ -57,8 +57,8 @@ class _AsyncioParking:
         self._cancelled: tuple[object, ...] | None = None
         """The arguments of the ``CancelledError`` that the task is woken with."""
 
-    async def park(self) -> None:
-        await self
+    def park(self) -> Awaitable[None]:
+        return self
 
     def unpark(self) -> bool:
         # A thread's number is used again after its end: a loop that has ended has no thread.
