@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 __all__ = ("Results", "Sample")
@@ -53,19 +52,26 @@ class Results:
         values = self.rounds(host, scenario, metric)
         return median(values.values()) if values else None
 
-    def paired(
-        self,
-        host: str,
-        base: str,
-        scenario: str,
-        metric: str,
-        compare: Callable[[float, float], float],
+    def ratio(
+        self, host: str, base: str, scenario: str, metric: str, *, to: str | None = None
     ) -> float | None:
-        """The median of a comparison made round by round, which a busy machine disturbs less."""
-        ours = self.rounds(host, scenario, metric)
-        theirs = self.rounds(base, scenario, metric)
-        both = ours.keys() & theirs.keys()
-        return median(compare(ours[n], theirs[n]) for n in both) if both else None
+        """The median of the ratios inside each round, which a busy machine disturbs less.
+
+        :param to: the base's scenario, where it is another.
+        """
+        pairs = self._pairs((host, scenario, metric), (base, to or scenario, metric))
+        return median(ours / theirs for ours, theirs in pairs) if pairs else None
+
+    def excess(self, host: str, base: str, scenario: str, metric: str) -> float | None:
+        """The median of the differences inside each round."""
+        pairs = self._pairs((host, scenario, metric), (base, scenario, metric))
+        return median(ours - theirs for ours, theirs in pairs) if pairs else None
+
+    def _pairs(
+        self, left: tuple[str, str, str], right: tuple[str, str, str]
+    ) -> list[tuple[float, float]]:
+        ours, theirs = self.rounds(*left), self.rounds(*right)
+        return [(ours[number], theirs[number]) for number in ours.keys() & theirs.keys()]
 
     def hosts(self) -> list[str]:
         """In the order in which they were measured."""
