@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tests.hosts.servers import Host
 from tests.hosts.sites import Site
-from tests.leaving import InEngine
+from tests.leaving import app_that_stands_in
 from tilert_stream.events import Finished, TextDelta
 from tilert_stream.scope import RequestScope
 from tilert_stream.testing.apps import ScriptedApp
@@ -17,8 +17,7 @@ from tilert_stream.testing.apps import ScriptedApp
 async def test_dis_08_half_closed_means_gone(host: Host) -> None:
     """No server tells a client that only ends its sending side from one that has left."""
     gates = ExitStack()
-    place = InEngine("before_chain", 5, gates)
-    app = ScriptedApp(place.script, slots=1)
+    place, app = app_that_stands_in("streaming", gates)
     async with Site(host).serve(app) as address:
         with gates:
             for number, stream in enumerate((True, False)):
@@ -37,8 +36,7 @@ async def test_dis_08_half_closed_means_gone(host: Host) -> None:
 async def test_a_pipelined_request_hides_the_leaving(host: Host) -> None:
     """Servers stop to read when the next request has come: they miss the connection's end."""
     gates = ExitStack()
-    place = InEngine("before_chunk", 0, gates)
-    app = ScriptedApp(place.script, slots=1)
+    place, app = app_that_stands_in("prefilling", gates)
     async with Site(host).serve(app) as address:
         with gates:
             client, *others = [address.connect() for _ in range(3)]
