@@ -117,7 +117,8 @@ def start(
         command = [sys.executable, "-m", "bench.hosts", name, str(path)]
         if profile is not None:
             command.append(str(profile))
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        root = Path(__file__).parents[1]
+        process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             if cpu is not None:
                 os.sched_setaffinity(process.pid, {cpu})
