@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -83,12 +83,25 @@ class Results:
         return list(dict.fromkeys(found))
 
     def save(self, path: Path) -> None:
-        """Write all figures as JSON."""
+        """Write all figures as JSON: host, scenario, figure, its value in each round."""
+        tree: dict[str, dict[str, dict[str, list[float]]]] = {}
+        for sample in self.samples:
+            figures = tree.setdefault(sample.host, {}).setdefault(sample.scenario, {})
+            figures.setdefault(sample.metric, []).append(round(sample.value, 2))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2) + b"\n")
+        path.write_bytes(orjson.dumps({"about": self.about, "figures": tree}) + b"\n")
 
     @classmethod
     def load(cls, path: Path) -> Results:
         """Read what ``save`` wrote."""
         read = orjson.loads(path.read_bytes())
-        return cls(read["about"], [Sample(**sample) for sample in read["samples"]])
+        return cls(
+            read["about"],
+            [
+                Sample(number, host, scenario, metric, value)
+                for host, scenarios in read["figures"].items()
+                for scenario, figures in scenarios.items()
+                for metric, values in figures.items()
+                for number, value in enumerate(values)
+            ],
+        )
