@@ -1,6 +1,6 @@
 """Floor, ours and peers, measured in turns.
 
-    python -m bench [--rounds 5] [--hosts floor ours …] [--loads busy ends …] [--json PATH]
+    python -m bench [--rounds 5] [--hosts floor ours …] [--loads busy ends …] [--check]
 
 Every server runs in a process of its own for the whole run and is idle while others are measured.
 A round puts each load on each server before the next load comes, so that whatever else the machine
@@ -24,8 +24,9 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
-from . import report, scenarios
+from . import report, scenarios, targets
 from .hosts import FLOORS, HOSTS
+from .plots import write_plots
 from .results import Results
 from .server import ServerProcess, start
 
@@ -120,12 +121,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.6, help="of a steady load")
     parser.add_argument("--no-pin", dest="pin", action="store_false")
     parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--svg", type=Path, help="a folder for charts")
+    parser.add_argument("--check", action="store_true", help="say which targets hold")
     parser.add_argument("--read", type=Path, help="show these figures in place of measuring")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Measure, or read what was measured; print, and save."""
+    """Measure, or read what was measured; print, save, draw. What is missed is told, no error."""
     options = parse()
     console = Console(width=None if sys.stdout.isatty() else 120)
     results = Results.load(options.read) if options.read else measure(options, console)
@@ -133,6 +136,10 @@ def main() -> None:
         results.save(options.json)
     for table in report.tables(results):
         console.print(table)
+    if options.svg:
+        write_plots(results, options.svg)
+    if options.check:
+        console.print(targets.table(results))
 
 
 if __name__ == "__main__":

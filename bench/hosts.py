@@ -1,6 +1,6 @@
 """Every host that is measured, by name; each runs in a process of its own.
 
-    python -m bench.hosts NAME BOARD
+    python -m bench.hosts NAME BOARD [PROFILE]
 
 In: the board's path; a byte on standard input opens the gate, its end ends the process. Out: the
 port, one line. The app and its engine are the same under every host but the floor.
@@ -155,7 +155,11 @@ PEERS: Final = ("uvicorn-h11", "uvicorn-httptools", "uvicorn-uvloop", "hypercorn
 
 
 def main() -> None:
-    name, path = sys.argv[1:]
+    name, path, *profile = sys.argv[1:]
+    if profile:
+        from .profile import profile_on_signal
+
+        profile_on_signal(Path(profile[0]))
     HOSTS[name](make_script(Board(Path(path)), Gate()))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 __all__ = ("Results", "Sample")
@@ -53,19 +52,26 @@ class Results:
         values = self.rounds(host, scenario, metric)
         return median(values.values()) if values else None
 
-    def paired(
-        self,
-        host: str,
-        base: str,
-        scenario: str,
-        metric: str,
-        compare: Callable[[float, float], float],
+    def ratio(
+        self, host: str, base: str, scenario: str, metric: str, *, to: str | None = None
     ) -> float | None:
-        """The median of a comparison made round by round, which a busy machine disturbs less."""
-        ours = self.rounds(host, scenario, metric)
-        theirs = self.rounds(base, scenario, metric)
-        both = ours.keys() & theirs.keys()
-        return median(compare(ours[n], theirs[n]) for n in both) if both else None
+        """The median of the ratios inside each round, which a busy machine disturbs less.
+
+        :param to: the base's scenario, where it is another.
+        """
+        pairs = self._pairs((host, scenario, metric), (base, to or scenario, metric))
+        return median(ours / theirs for ours, theirs in pairs) if pairs else None
+
+    def excess(self, host: str, base: str, scenario: str, metric: str) -> float | None:
+        """The median of the differences inside each round."""
+        pairs = self._pairs((host, scenario, metric), (base, scenario, metric))
+        return median(ours - theirs for ours, theirs in pairs) if pairs else None
+
+    def _pairs(
+        self, left: tuple[str, str, str], right: tuple[str, str, str]
+    ) -> list[tuple[float, float]]:
+        ours, theirs = self.rounds(*left), self.rounds(*right)
+        return [(ours[number], theirs[number]) for number in ours.keys() & theirs.keys()]
 
     def hosts(self) -> list[str]:
         """In the order in which they were measured."""
@@ -77,12 +83,25 @@ class Results:
         return list(dict.fromkeys(found))
 
     def save(self, path: Path) -> None:
-        """Write all figures as JSON."""
+        """Write all figures as JSON: host, scenario, figure, its value in each round."""
+        tree: dict[str, dict[str, dict[str, list[float]]]] = {}
+        for sample in self.samples:
+            figures = tree.setdefault(sample.host, {}).setdefault(sample.scenario, {})
+            figures.setdefault(sample.metric, []).append(round(sample.value, 2))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2) + b"\n")
+        path.write_bytes(orjson.dumps({"about": self.about, "figures": tree}) + b"\n")
 
     @classmethod
     def load(cls, path: Path) -> Results:
         """Read what ``save`` wrote."""
         read = orjson.loads(path.read_bytes())
-        return cls(read["about"], [Sample(**sample) for sample in read["samples"]])
+        return cls(
+            read["about"],
+            [
+                Sample(number, host, scenario, metric, value)
+                for host, scenarios in read["figures"].items()
+                for scenario, figures in scenarios.items()
+                for metric, values in figures.items()
+                for number, value in enumerate(values)
+            ],
+        )

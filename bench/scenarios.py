@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .client import Answer, Recording
     from .server import ServerProcess
 
-__all__ = ("busy", "ends", "first_tokens", "flood", "idle", "loop_lag", "stalled_reader")
+__all__ = ("busy", "ends", "first_tokens", "flood", "idle", "loop_lag", "running", "stalled_reader")
 
 Figures = dict[str, float]
 
@@ -34,7 +34,7 @@ WARM_UP: Final = 0.1
 
 async def busy(streams: int, chain: int, seconds: float, server: ServerProcess) -> Figures:
     """Streams that run steadily: CPU time a token, and the transit of every token."""
-    async with _running(server, streams, chain=chain, turn=TURN) as clients:
+    async with running(server, streams, chain=chain) as clients:
         used = await _measure(server, seconds)
     answers = [client.recording().parse() for client in clients]
     return used | _chunks(answers) | _spread("transit", _transits(server, answers))
@@ -42,7 +42,7 @@ async def busy(streams: int, chain: int, seconds: float, server: ServerProcess) 
 
 async def flood(streams: int, seconds: float, server: ServerProcess) -> Figures:
     """An engine that takes no time: what the server can carry, and how it merges."""
-    async with _running(server, streams, chain=1, turn=0) as clients:
+    async with running(server, streams, chain=1, turn=0) as clients:
         used = await _measure(server, seconds)
     return used | _chunks([client.recording().parse() for client in clients])
 
@@ -79,7 +79,7 @@ async def ends(connections: int, requests: int, server: ServerProcess) -> Figure
 
 async def loop_lag(streams: int, seconds: float, server: ServerProcess) -> Figures:
     """How long a small request beside busy streams waits for the loop: ``GET /health``."""
-    async with _running(server, streams, chain=1, turn=TURN):
+    async with running(server, streams, chain=1):
         client = await Client.connect(server.port)
         waits: list[int] = []
         end = time.monotonic() + seconds
@@ -102,7 +102,7 @@ async def stalled_reader(streams: int, seconds: float, server: ServerProcess) ->
     stalled.transport.pause_reading()
     # Some 200 bytes a token: more than the kernel's buffers take, which are 4 MB at most.
     await _reached(server, EMITTED, ENDLESS // 2)
-    async with _running(server, streams, chain=1, turn=TURN, clear=False) as clients:
+    async with running(server, streams, chain=1, clear=False) as clients:
         used = await _measure(server, seconds)
     stalled.transport.abort()
     await _quiet(server)
@@ -138,8 +138,8 @@ async def idle(streams: int, seconds: float, server: ServerProcess) -> Figures:
 
 
 @asynccontextmanager
-async def _running(
-    server: ServerProcess, streams: int, *, chain: int, turn: float, clear: bool = True
+async def running(
+    server: ServerProcess, streams: int, *, chain: int, turn: float = TURN, clear: bool = True
 ) -> AsyncGenerator[Sequence[Client]]:
     """Open streams that have all had their first token; they are left at the end."""
     if clear:

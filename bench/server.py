@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from .board import EMITTED, ENGINE_CPU, TURNS, Board
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Generator
 
 __all__ = ("ServerProcess", "Usage", "start")
@@ -75,6 +76,14 @@ class ServerProcess:
         self._gate.write(b"\n")
         self._gate.flush()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def wait(self) -> None:
+        """Wait until it has ended by itself."""
+        self._process.wait()
+
     def private_bytes(self) -> int:
         """Resident memory that it shares with nobody and no file."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
@@ -93,17 +102,23 @@ def _field(status: str, name: str) -> int:
 
 
 @contextmanager
-def start(name: str, *, cpu: int | None = None) -> Generator[ServerProcess]:
+def start(
+    name: str, *, cpu: int | None = None, profile: Path | None = None
+) -> Generator[ServerProcess]:
     """Run the host ``name`` until the block is left.
 
     :param cpu: the only processor that it may use; None: any.
+    :param profile: where ``bench.profile`` has it write its profile.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         path = Path(directory) / "board"
         board = Board(path)
         board.pace(chain=1, seconds=0.001)
         command = [sys.executable, "-m", "bench.hosts", name, str(path)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        if profile is not None:
+            command.append(str(profile))
+        root = Path(__file__).parents[1]
+        process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             if cpu is not None:
                 os.sched_setaffinity(process.pid, {cpu})

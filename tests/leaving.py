@@ -19,6 +19,7 @@ from tilert_stream.abc import Receive, Send
 from tilert_stream.events import Prefilled, Reserved, TextDelta
 from tilert_stream.scope import RequestScope
 from tilert_stream.testing import Gate
+from tilert_stream.testing.apps import ScriptedApp
 
 MAX_TOKENS = 40
 How = Literal["fin", "rst"]
@@ -111,12 +112,33 @@ SENT_BY_THEN = ("importing", "streaming", "before the last token", "between legs
 """Phases by which the first token of a stream has left."""
 
 
-class Client:
-    """A bare socket."""
+def app_that_stands_in(phase: str, gates: ExitStack) -> tuple[InEngine | Stand, ScriptedApp]:
+    """An app with one slot, whose requests stand in ``phase``; and the place where they do.
 
-    def __init__(self, port: int) -> None:
+    :param gates: entered inside of what runs the app. It is not left before the engine's thread has
+        come to its end, so that a test that fails must open them first.
+    """
+    if phase in ENGINE:
+        place = InEngine(*ENGINE[phase], gates)
+        return place, ScriptedApp(place.script, slots=1)
+    stage, anchor = STAGES[phase]
+    stand = stage()
+    app = ScriptedApp(slots=1)
+    app.service.pipeline = app.service.pipeline.insert(stand, where="after", anchor=anchor)
+    return stand, app
+
+
+class Client:
+    """A bare socket.
+
+    :param receive_buffer: bytes that the system takes for it while it reads nothing.
+    """
+
+    def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port))
         self._sock.setblocking(False)
+        if receive_buffer is not None:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
 
     def get(self, path: str) -> None:
         head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"

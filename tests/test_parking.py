@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import math
 import threading
 from collections.abc import Callable
 
@@ -35,6 +37,42 @@ async def test_unpark_wakes_the_parked_task(*, from_thread: bool) -> None:
         else:
             assert parking.unpark()
     assert woken == ["reader"]
+
+
+async def test_a_woken_task_runs_on_the_event_loop_alone() -> None:
+    parking = make_parking()
+    files: list[str] = []
+
+    async def reader() -> None:
+        await parking.park()
+        frame = inspect.currentframe()
+        while frame is not None:
+            files.append(frame.f_code.co_filename)
+            frame = frame.f_back
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reader)
+        await anyio.wait_all_tasks_blocked()
+        in_a_thread(parking.unpark)
+    assert files
+    assert inspect.getsourcefile(make_parking) not in files
+
+
+async def test_a_cancelled_task_is_told_why() -> None:
+    parking = make_parking()
+    told: list[bool] = []
+
+    async def reader() -> None:
+        try:
+            await parking.park()
+        except anyio.get_cancelled_exc_class():
+            told.append(anyio.current_effective_deadline() == -math.inf)
+            raise
+
+    with anyio.move_on_after(0) as scope:
+        await reader()
+    assert told == [True]
+    assert scope.cancelled_caught
 
 
 async def test_an_unpark_of_nobody_is_lost_and_harms_nobody() -> None:

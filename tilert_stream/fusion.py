@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from .link import Link
     from .scope import RequestScope
 
-__all__ = ("Chain", "Segment", "fuse", "stage_error")
+__all__ = ("Chain", "PassThrough", "Segment", "fuse", "stage_error")
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+Item = TypeVar("Item")
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +69,9 @@ class Chain(Generic[In, Out]):
         for name, transform in self._transforms:
             produced: list[object] = []
             try:
-                said = _feed(transform, items, produced)
-                if said is None and ended is not None:
-                    said = _collect(transform.finish(ended), produced)
+                ended = _through(transform, items, ended, produced)
             except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it ends its request
-                said = Finished.failed(stage_error(name, error))
-            ended = said if said is not None else ended
+                ended = Finished.failed(stage_error(name, error))
             items = produced
             if not items and ended is None:
                 return None
@@ -81,22 +79,24 @@ class Chain(Generic[In, Out]):
         return ended
 
 
-def _feed(
-    transform: Transform[object, object], items: list[object], produced: list[object]
+def _through(
+    transform: Transform[object, object],
+    items: list[object],
+    ended: Finished | None,
+    produced: list[object],
 ) -> Finished | None:
+    """Feed ``items``, and the end if there is one; how the stream has ended behind this."""
     for item in items:
-        said = _collect(transform.feed(item), produced)
-        if said is not None:
-            return said
-    return None
-
-
-def _collect(results: Iterable[object], produced: list[object]) -> Finished | None:
-    for result in results:
-        if isinstance(result, Finished):
-            return result
-        produced.append(result)
-    return None
+        for result in transform.feed(item):
+            if isinstance(result, Finished):
+                return result
+            produced.append(result)
+    if ended is not None:
+        for result in transform.finish(ended):
+            if isinstance(result, Finished):
+                return result
+            produced.append(result)
+    return ended
 
 
 def stage_error(name: str, error: Exception) -> TilertStreamError:
@@ -107,6 +107,20 @@ def stage_error(name: str, error: Exception) -> TilertStreamError:
     failure = StageError(f"stage {name!r} failed")
     failure.__cause__ = error
     return failure
+
+
+class PassThrough(Generic[Item]):
+    """What a factory makes for a request that its stage has nothing to do for: fused away."""
+
+    __slots__ = ()
+
+    def feed(self, item: Item, /) -> Iterable[Item]:
+        """The same item."""
+        return (item,)
+
+    def finish(self, _outcome: Finished, /) -> Iterable[Item]:
+        """Nothing: nothing was held."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,8 @@ def fuse(links: Iterable[Link], scope: RequestScope) -> tuple[Chain[object, obje
             made = link.make(scope)
         except Exception as error:
             raise stage_error(link.name, error) from error
+        if isinstance(made, PassThrough):
+            continue
         if isinstance(made, Transform):
             chain.append(link.name, cast("Transform[object, object]", made))
         elif isinstance(made, Stage):

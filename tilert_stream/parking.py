@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 from anyio.lowlevel import current_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
     from contextvars import Context
 
     import trio
+
+    _Step = tuple[Callable[["_AsyncioParking"], object], Context]
 
 __all__ = ("Parking", "make_parking")
 
@@ -25,7 +27,7 @@ __all__ = ("Parking", "make_parking")
 class Parking(Protocol):
     """A parking place for one task."""
 
-    async def park(self) -> None:
+    def park(self) -> Awaitable[None]:
         """Sleep until ``unpark``. May wake without cause: check the condition again."""
         ...
 
@@ -40,46 +42,54 @@ class Parking(Protocol):
 class _AsyncioParking:
     """What its task awaits is the place itself, by the protocol that asyncio's tasks have for it.
 
-    A future would do: setting its result schedules the task's next step. Here the callback that
-    ``call_soon_threadsafe`` brings is that step, which saves a wake one turn of the event loop.
+    A future would do: setting its result schedules the task's next step. Here that step itself is
+    what ``call_soon_threadsafe`` brings, which saves a wake one turn of the event loop.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_context", "_loop", "_step", "_thread")
+    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_loop", "_steps", "_thread")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asyncio_future_blocking = False
         self._loop = loop
         self._thread = threading.get_ident()
-        self._step: Callable[[_AsyncioParking], object] | None = None
-        """Takes the parked task on; None while none is parked."""
-        self._context: Context | None = None
+        self._steps: list[_Step] = []
+        """What takes the parked task on, and in which context; empty while none is parked."""
         self._cancelled: tuple[object, ...] | None = None
         """The arguments of the ``CancelledError`` that the task is woken with."""
 
-    async def park(self) -> None:
-        await self
+    def park(self) -> Awaitable[None]:
+        return self
 
     def unpark(self) -> bool:
         # A thread's number is used again after its end: a loop that has ended has no thread.
         if threading.get_ident() == self._thread and not self._loop.is_closed():
-            self._wake_soon()
+            self._wake()
             return True
+        taken = self._take()
         try:
-            self._loop.call_soon_threadsafe(self._wake)
+            if taken is None:
+                # It may be about to park: by the time the loop comes to this it has.
+                self._loop.call_soon_threadsafe(self._wake)
+            else:
+                step, context = taken
+                self._loop.call_soon_threadsafe(step, self, context=context)
         except RuntimeError:  # asyncio's word for a closed loop
             return False
         return True
 
-    def _wake(self) -> None:
-        """Take the task on at once: only where no task runs."""
-        step, self._step = self._step, None
-        if step is not None and self._context is not None:
-            self._context.run(step, self)
+    def _take(self) -> _Step | None:
+        try:
+            return self._steps.pop()  # atomic: a task has one step, whoever wakes it
+        except IndexError:
+            return None
 
-    def _wake_soon(self) -> None:
-        step, self._step = self._step, None
-        if step is not None:
-            self._loop.call_soon(step, self, context=self._context)
+    def _wake(self) -> bool:
+        taken = self._take()
+        if taken is None:
+            return False
+        step, context = taken
+        self._loop.call_soon(step, self, context=context)
+        return True
 
     # --- what a task asks of a future that it awaits -----------------------------------------
 
@@ -94,19 +104,18 @@ class _AsyncioParking:
     def add_done_callback(
         self, step: Callable[[_AsyncioParking], object], *, context: Context
     ) -> None:
-        self._step = step
-        self._context = context
+        self._steps.append((step, context))
 
     def done(self) -> bool:
-        return self._step is None
+        return not self._steps
 
     def cancel(self, msg: object = None) -> bool:
         """Wake the task with ``CancelledError``; False if it has been woken already."""
-        if self._step is None:
-            return False
         self._cancelled = () if msg is None else (msg,)
-        self._wake_soon()
-        return True
+        if self._wake():
+            return True
+        self._cancelled = None
+        return False
 
     def result(self) -> None:
         if self._cancelled is not None:

@@ -14,19 +14,20 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tests.leaving import ENGINE, SENT_BY_THEN, STAGES, Client, How, InEngine, Stand
+from tests.leaving import ENGINE, SENT_BY_THEN, STAGES, Client, How, app_that_stands_in
 from tilert_stream.http import Server, ServerSettings
 from tilert_stream.testing.apps import ScriptedApp
 
 
 @asynccontextmanager
-async def serving(app: ScriptedApp) -> AsyncGenerator[tuple[Server, int]]:
+async def serving(app: ScriptedApp, gates: ExitStack) -> AsyncGenerator[tuple[Server, int]]:
     server = Server(app, ServerSettings(port=0), on_drain=app.service.drain)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             ((_, port),) = await tasks.start(server.serve)
             try:
-                yield server, port
+                with gates:
+                    yield server, port
             finally:
                 server.drain()
 
@@ -59,27 +60,18 @@ async def test_dis_02_leaving_in_every_phase(
     phase: str, *, stream: bool, how: How, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with ExitStack() as gates:
-        place: InEngine | Stand
-        if phase in ENGINE:
-            place = InEngine(*ENGINE[phase], gates)
-            app = ScriptedApp(place.script, slots=1)
-        else:
-            stage, anchor = STAGES[phase]
-            place = stage()
-            app = ScriptedApp(slots=1)
-            pipeline = app.service.pipeline
-            app.service.pipeline = pipeline.insert(place, where="after", anchor=anchor)
-        async with serving(app) as (server, port):
-            client = Client(port)
-            client.post(stream=stream)
-            await place.arrival()
-            if stream and phase in SENT_BY_THEN:
-                assert b'"text":"t' in await client.read()
-            client.leave(how)
-            await assert_left(server, app, {})
-            place.open()
-            await assert_served(port)
+    gates = ExitStack()
+    place, app = app_that_stands_in(phase, gates)
+    async with serving(app, gates) as (server, port):
+        client = Client(port)
+        client.post(stream=stream)
+        await place.arrival()
+        if stream and phase in SENT_BY_THEN:
+            assert b'"text":"t' in await client.read()
+        client.leave(how)
+        await assert_left(server, app, {})
+        place.open()
+        await assert_served(port)
     assert app.service.ledger.counts == {}
     assert app.decode_engine.busy == {}
     assert_quiet(caplog)
@@ -92,25 +84,24 @@ async def test_dis_02_leaving_the_queue(
 ) -> None:
     """Who waits for the slot that another has: the other one does not notice."""
     caplog.set_level(logging.INFO)
-    with ExitStack() as gates:
-        place = InEngine("before_chain", 5, gates)
-        app = ScriptedApp(place.script, slots=1)
-        async with serving(app) as (server, port):
-            first = Client(port)
-            first.post(stream=True)
-            await place.arrival()
-            held = dict(app.service.ledger.counts)
-            assert held
-            client = Client(port)
-            client.post(stream=stream)
-            while app.service.ledger.counts == held:
-                await anyio.lowlevel.checkpoint()
-            client.leave(how)
-            await assert_left(server, app, held)
-            place.open()
-            assert b"data: [DONE]" in await first.read_all()
-            first.leave("fin")
-            await assert_served(port)
+    gates = ExitStack()
+    place, app = app_that_stands_in("streaming", gates)
+    async with serving(app, gates) as (server, port):
+        first = Client(port)
+        first.post(stream=True)
+        await place.arrival()
+        held = dict(app.service.ledger.counts)
+        assert held
+        client = Client(port)
+        client.post(stream=stream)
+        while app.service.ledger.counts == held:
+            await anyio.lowlevel.checkpoint()
+        client.leave(how)
+        await assert_left(server, app, held)
+        place.open()
+        assert b"data: [DONE]" in await first.read_all()
+        first.leave("fin")
+        await assert_served(port)
     assert app.service.ledger.counts == {}
     assert app.decode_engine.busy == {}
     assert_quiet(caplog)

@@ -81,8 +81,8 @@ class Address:
     clients: ExitStack
     """They leave when the test is over, if they have not before."""
 
-    def connect(self) -> Client:
-        client = Client(self.port)
+    def connect(self, *, receive_buffer: int | None = None) -> Client:
+        client = Client(self.port, receive_buffer=receive_buffer)
         self.clients.callback(client.leave)
         return client
 

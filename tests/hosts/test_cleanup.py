@@ -9,7 +9,7 @@ import anyio.lowlevel
 
 from tests.hosts.servers import Host
 from tests.hosts.sites import Site
-from tests.leaving import InEngine
+from tests.leaving import app_that_stands_in
 from tilert_stream.abc import Receive, Send
 from tilert_stream.events import Reserved, TextDelta
 from tilert_stream.scope import RequestScope
@@ -65,7 +65,7 @@ async def test_dis_06_what_a_lease_holds_goes_back(host: Host) -> None:
 async def test_dis_06_a_shielded_clean_up_comes_to_its_end(host: Host) -> None:
     tidy = Tidy()
     gates = ExitStack()
-    app = ScriptedApp(InEngine("before_chain", 5, gates).script)
+    _, app = app_that_stands_in("streaming", gates)
     app.service.pipeline = app.service.pipeline.insert(tidy, where="after", anchor="detokenize")
     async with Site(host).serve(app) as address:
         with gates:

@@ -1,18 +1,21 @@
 """Clients that leave at random under every server: all comes back, and nobody makes a noise of it.
 
-Sixty of them in the ordinary run, two thousand in the soak.
+Sixty of them in the ordinary run, two thousand in the soak; and twenty while errors are answered.
 """
 
 from __future__ import annotations
 
 import logging
+import random
+from collections.abc import Sequence
 
 import pytest
 
 from tests.hosts.servers import Host
 from tests.hosts.sites import Site
 from tests.visits import crowd, whole_answers
-from tilert_engine.scripted import Script
+from tilert_engine.scripted import Script, echo
+from tilert_stream.errors import EngineFault
 from tilert_stream.testing.apps import ScriptedApp
 
 SLOTS = 3
@@ -36,3 +39,30 @@ async def test_inv_2_dis_10_random_disconnects(
     assert app.service.ledger.counts == {}
     assert app.decode_engine.busy == {}
     assert [r.getMessage() for r in caplog.records if r.levelno > logging.INFO] == []
+
+
+def _fail_soon_or_later(prompt_ids: Sequence[int], index: int) -> int:
+    if bytes(prompt_ids) == b"soon" or index == 5:
+        raise EngineFault("the cache is full")
+    return echo(prompt_ids, index)
+
+
+UVICORN_ON_A_CUT = "ASGI callable returned without completing response."
+
+
+async def test_dis_10_leaving_beside_errors(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(10)
+    app = ScriptedApp(Script(token=_fail_soon_or_later), slots=SLOTS)
+    async with Site(host).serve(app) as address:
+        for _ in range(20):
+            client = address.post(
+                stream=chance.random() < 0.7, prompt=chance.choice(["soon", "later"])
+            )
+            if chance.random() < 0.7:
+                await client.read()
+            client.leave(chance.choice(["fin", "rst"]))
+        await whole_answers(address.port, 1)
+        await address.door.until_empty()
+    assert app.service.ledger.counts == {}
+    noise = {r.getMessage() for r in caplog.records if r.levelno > logging.INFO}
+    assert noise <= ({UVICORN_ON_A_CUT} if host.name.startswith("uvicorn") else set())

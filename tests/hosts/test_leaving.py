@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from tests.hosts.sites import Address, Site
-from tests.leaving import ENGINE, SENT_BY_THEN, STAGES, How, InEngine, Stand
+from tests.leaving import ENGINE, SENT_BY_THEN, STAGES, How, InEngine, app_that_stands_in
 from tilert_stream.testing.apps import ScriptedApp
 from tilert_stream.trace import TraceEvent
 
@@ -31,15 +31,7 @@ async def assert_served(address: Address) -> None:
 @pytest.mark.parametrize("phase", [*ENGINE, *STAGES])
 async def test_dis_02_leaving_in_every_phase(site: Site, phase: str) -> None:
     gates = ExitStack()
-    place: InEngine | Stand
-    if phase in ENGINE:
-        place = InEngine(*ENGINE[phase], gates)
-        app = ScriptedApp(place.script, slots=1)
-    else:
-        stage, anchor = STAGES[phase]
-        place = stage()
-        app = ScriptedApp(slots=1)
-        app.service.pipeline = app.service.pipeline.insert(place, where="after", anchor=anchor)
+    place, app = app_that_stands_in(phase, gates)
     async with site.serve(app) as address:
         with gates:
             for stream, how in WAYS:

@@ -23,7 +23,7 @@ from tests.hosts.answers import read
 from tests.hosts.faults import Fault, Turnstile
 from tests.hosts.servers import HOSTS
 from tests.hosts.sites import Site
-from tests.leaving import InEngine
+from tests.leaving import app_that_stands_in
 from tilert_stream.asgi import App
 from tilert_stream.testing.apps import ScriptedApp
 
@@ -126,8 +126,7 @@ async def test_dis_07_based_middleware_passes_the_leaving_on(
 ) -> None:
     """But the server logs a traceback for each client that leaves before its first byte."""
     gates = ExitStack()
-    place = InEngine("before_chunk", 0, gates)
-    app = ScriptedApp(place.script, slots=1)
+    place, app = app_that_stands_in("prefilling", gates)
     async with site.serve(app, in_starlette(app, Middleware(Based))) as address:
         with gates:
             for number, stream in enumerate((True, False)):

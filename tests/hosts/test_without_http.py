@@ -14,7 +14,14 @@ import pytest
 
 from tests.conftest import BACKENDS
 from tests.hosts.faults import Fault, Turnstile
-from tests.leaving import ENGINE, MAX_TOKENS, SENT_BY_THEN, STAGES, InEngine, Stand
+from tests.leaving import (
+    ENGINE,
+    MAX_TOKENS,
+    SENT_BY_THEN,
+    STAGES,
+    InEngine,
+    app_that_stands_in,
+)
 from tilert_stream.errors import EngineFault
 from tilert_stream.events import GenerateRequest, Limits, TextDelta
 from tilert_stream.service import Service
@@ -103,15 +110,7 @@ async def test_a_failure_is_raised_behind_the_text_before_it() -> None:
 @pytest.mark.parametrize("phase", [*ENGINE, *STAGES])
 async def test_dis_02_cancelled_in_every_phase(phase: str) -> None:
     gates = ExitStack()
-    place: InEngine | Stand
-    if phase in ENGINE:
-        place = InEngine(*ENGINE[phase], gates)
-        app = ScriptedApp(place.script, slots=1)
-    else:
-        stage, anchor = STAGES[phase]
-        place = stage()
-        app = ScriptedApp(slots=1)
-        app.service.pipeline = app.service.pipeline.insert(place, where="after", anchor=anchor)
+    place, app = app_that_stands_in(phase, gates)
     async with running(app, gates) as tasks:
         listener = Listener(app.service)
         tasks.start_soon(listener.run)
@@ -156,8 +155,7 @@ async def test_dis_02_cancelled_in_the_queue() -> None:
 async def test_dis_01_the_loop_is_left(phase: str) -> None:
     """While the engine is busy for it: it stops before its next chain."""
     gates = ExitStack()
-    place = InEngine(*ENGINE[phase], gates)
-    app = ScriptedApp(place.script, slots=1)
+    place, app = app_that_stands_in(phase, gates)
     async with running(app, gates) as tasks:
         listener = Listener(app.service, until=1)
         tasks.start_soon(listener.run)

@@ -252,3 +252,24 @@ async def test_pipelined_flood_closes_the_connection(serving: Serving) -> None:
         await client.send(b"x")
         await told.wait()
         await running.no_connections()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_app_can_be_called_when_the_client_leaves(serving: Serving, *, late: bool) -> None:
+    """Without a task of its own that waits for it; one that asks too late is called at once."""
+    asked, left = anyio.Event(), anyio.Event()
+
+    async def app(scope: Scope, receive: Receive, _send: Send) -> None:
+        asked.set()
+        if late:
+            await receive()
+            assert (await receive())["type"] == "http.disconnect"
+        scope["extensions"]["tilert_stream.on_disconnect"](left.set)
+        await left.wait()
+
+    async with serving(app) as running:
+        client = await running.connect()
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asked.wait()
+        client.sock.close()
+        await left.wait()

@@ -67,6 +67,7 @@ class Transfer:
 class Parallel:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
     rank: int = 0
 
 
@@ -86,20 +87,36 @@ class Model:
 
 
 @dataclass
-class Cache:
+class FullAttentionSpec:
     block_size: int = 2
+
+
+@dataclass
+class SlidingWindowSpec(FullAttentionSpec):
+    pass
+
+
+@dataclass
+class Group:
+    kv_cache_spec: FullAttentionSpec = field(default_factory=FullAttentionSpec)
+
+
+@dataclass
+class Caches:
+    kv_cache_groups: list[Group] = field(default_factory=lambda: [Group()])
 
 
 @dataclass
 class Config:
     kv_transfer_config: Transfer | None = field(default_factory=Transfer)
     model_config: Model = field(default_factory=Model)
-    cache_config: Cache = field(default_factory=Cache)
     parallel_config: Parallel = field(default_factory=Parallel)
 
 
-def connect(plugin: ModuleType, config: Config) -> TilertStreamConnector:
-    made: TilertStreamConnector = plugin.TilertStreamConnector(config, "role", None)
+def connect(
+    plugin: ModuleType, config: Config, caches: Caches | None = None
+) -> TilertStreamConnector:
+    made: TilertStreamConnector = plugin.TilertStreamConnector(config, "role", caches or Caches())
     return made
 
 
@@ -205,6 +222,10 @@ def test_options_of_tilert_name_the_model_and_the_length(
             "--pipeline-parallel-size is 2; the connector needs 1",
         ),
         (
+            Config(parallel_config=Parallel(decode_context_parallel_size=2)),
+            "--decode-context-parallel-size is 2; the connector needs 1",
+        ),
+        (
             Config(Transfer(kv_connector_extra_config={"hosts": "x"})),
             "kv_connector_extra_config has 'hosts'; known are host",
         ),
@@ -215,6 +236,24 @@ def test_a_configuration_that_cannot_work_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         connect(plugin, config)
+
+
+@pytest.mark.parametrize(
+    ("caches", "said"),
+    [
+        (
+            Caches([Group(SlidingWindowSpec())]),
+            "of kind SlidingWindowSpec; the connector needs one",
+        ),
+        (Caches([Group(), Group()]), "of kind FullAttentionSpec, FullAttentionSpec; "),
+        (Caches([]), "of kind none; "),
+    ],
+)
+def test_kv_09_a_cache_that_gives_blocks_back_early_is_refused(
+    plugin: ModuleType, caches: Caches, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        connect(plugin, Config(), caches)
 
 
 def test_the_real_sender_starts_and_stops(plugin: ModuleType) -> None:

@@ -55,7 +55,7 @@ def staged(courier: Courier, destination: Destination, ids: tuple[int, ...] = ID
     return Parcel("r", destination, len(ids), ids[-1], offset, nbytes)
 
 
-@pytest.mark.parametrize("transport", ["memory", "shm", "tcp"])
+@pytest.mark.parametrize("transport", ["memory", "shm", "tcp", "auto"])
 async def test_a_cache_lands_as_it_was_staged(transport: str) -> None:
     async with both(transport) as (courier, node):
         landing, destination = node.reserve("a1", 20)

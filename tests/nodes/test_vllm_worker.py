@@ -148,6 +148,21 @@ def test_kv_06_caches_of_another_model_are_refused(names: list[str], dtype: str,
         Worker(layers, layout=LAYOUT, block_size=BLOCK, rank=0, sender=FakeSender())
 
 
+def test_kv_06_keys_stored_for_amx_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    layout = replace(LAYOUT, dtype="bfloat16")
+    layers = (torch.zeros(4, 2, BLOCK, 6, dtype=torch.bfloat16) for _ in range(2))
+    with pytest.raises(ConfigError, match=r"bfloat16 keys for AMX .* --dtype float32"):
+        Worker(caches(*layers), layout=layout, block_size=BLOCK, rank=0, sender=FakeSender())
+    make_worker(FakeSender())
+
+
+def test_kv_06_a_cpu_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(ConfigError, match=r"runs on aarch64; .* known for x86_64 only"):
+        make_worker(FakeSender())
+
+
 @pytest.mark.parametrize(
     ("heads", "size", "places"),
     [

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tilert_stream.errors import InvalidRequest
 from tilert_stream.events import Finished, Limits, TextDelta, TokenLogprob
-from tilert_stream.stages.stop import PassThrough, StopMatcher, StopStrings
+from tilert_stream.fusion import PassThrough
+from tilert_stream.stages.stop import StopMatcher, StopStrings
 from tilert_stream.testing import assert_contract, make_request, make_scope
 
 if TYPE_CHECKING:

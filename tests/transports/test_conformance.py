@@ -24,10 +24,15 @@ from tilert_transports.errors import (
 )
 from tilert_transports.plan import Plan
 
-pytestmark = [
-    pytest.mark.parametrize("kind", KINDS),
-    pytest.mark.parametrize("anyio_backend", BACKENDS),
-]
+pytestmark = pytest.mark.parametrize(
+    ("kind", "anyio_backend"),
+    [
+        pytest.param(kind, *backend.values, id=f"{kind}-{backend.id}")
+        for kind in KINDS
+        for backend in BACKENDS
+        if kind != "auto" or backend.id == "trio"  # it only passes calls on
+    ],
+)
 
 
 def scattered(nbytes: int, count: int) -> Plan:

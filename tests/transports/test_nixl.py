@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 
 import anyio
@@ -27,7 +28,7 @@ from tilert_transports.plan import Plan
 NBYTES = 4096
 
 needs_nixl = pytest.mark.skipif(not installed(), reason="no NIXL wheel")
-pytestmark = pytest.mark.parametrize("anyio_backend", BACKENDS)
+both_backends = pytest.mark.parametrize("anyio_backend", BACKENDS)
 
 
 class Tensor:
@@ -52,7 +53,7 @@ class Tensor:
         return self._contiguous
 
 
-async def test_a_tensor_on_a_device_is_taken_by_its_pointer() -> None:
+def test_a_tensor_on_a_device_is_taken_by_its_pointer() -> None:
     assert device_location(Tensor()) == Location(0x7F00_0000, 16, 1)
     assert device_location(Tensor(device=-1)) is None
     assert device_location(bytearray(3)) is None
@@ -61,7 +62,7 @@ async def test_a_tensor_on_a_device_is_taken_by_its_pointer() -> None:
             device_location(tensor)
 
 
-async def test_a_place_comes_back_from_the_card() -> None:
+def test_a_place_comes_back_from_the_card() -> None:
     for location in (Location(4096, 77), Location(12, 77, 0), Location(12, 77, 3)):
         assert Location.decode(location.encode(), 77) == location
     for text in ("", "host", "host:", "-1:5", "cuda:5", "host:0x5"):
@@ -69,12 +70,13 @@ async def test_a_place_comes_back_from_the_card() -> None:
             Location.decode(text, 77)
 
 
-async def test_without_a_wheel_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_wheel_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl, "installed", lambda: False)
     with pytest.raises(TransportUnavailable, match=r"pip install 'tilert-stream\[nixl\]'"):
         nixl.NixlTransport()
 
 
+@both_backends
 @needs_nixl
 async def test_it_prints_nothing_and_leaves_logging_alone(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -86,6 +88,7 @@ async def test_it_prints_nothing_and_leaves_logging_alone(
     assert logging.raiseExceptions
 
 
+@both_backends
 @needs_nixl
 async def test_a_card_needs_a_region() -> None:
     transport = make("nixl")
@@ -94,6 +97,7 @@ async def test_a_card_needs_a_region() -> None:
     await transport.aclose()
 
 
+@both_backends
 @needs_nixl
 @pytest.mark.parametrize(
     ("field", "value", "message"),
@@ -115,6 +119,7 @@ async def test_a_damaged_card(field: str, value: str | None, message: str) -> No
         await pair.write(Plan.whole(NBYTES))
 
 
+@both_backends
 @needs_nixl
 async def test_metadata_of_another_agent() -> None:
     async with connected("nixl", NBYTES) as pair:
@@ -124,6 +129,7 @@ async def test_metadata_of_another_agent() -> None:
             await pair.writer.connect(orjson.dumps(fields), timeout=SOON)
 
 
+@both_backends
 @needs_nixl
 async def test_a_peer_with_another_incarnation_in_its_memory_is_stale() -> None:
     async with connected("nixl", NBYTES) as pair:
@@ -134,6 +140,7 @@ async def test_a_peer_with_another_incarnation_in_its_memory_is_stale() -> None:
             await pair.writer.connect(orjson.dumps(fields), timeout=SOON)
 
 
+@both_backends
 @needs_nixl
 async def test_one_of_two_connections_can_be_closed() -> None:
     async with connected("nixl", NBYTES) as pair:
@@ -145,6 +152,7 @@ async def test_one_of_two_connections_can_be_closed() -> None:
         await pair.writer.write(third, pair.source, pair.target, Plan.whole(1), deadline=soon())
 
 
+@both_backends
 @needs_nixl
 async def test_one_owner_thread_an_agent() -> None:
     async with connected("nixl", NBYTES) as pair:
@@ -154,6 +162,7 @@ async def test_one_owner_thread_an_agent() -> None:
         assert names.count("tilert-nixl-owner") == 2
 
 
+@both_backends
 @needs_nixl
 async def test_a_command_after_the_end_hears_so() -> None:
     owner = NixlOwner("tilert-test-late")
@@ -174,3 +183,25 @@ async def test_a_command_after_the_end_hears_so() -> None:
         await owner.ended.wait()
         with pytest.raises(TransportClosed, match="the NIXL agent has ended"):
             await late.wait()
+
+
+LEAVING = """
+import anyio
+from tilert_transports.registry import make
+
+async def main() -> None:
+    reader, writer = make("nixl"), make("nixl")
+    await reader.allocate(4096)
+    await writer.connect(reader.card(), timeout=20)
+    kept.extend([reader, writer])
+
+kept = []
+anyio.run(main)
+"""
+
+
+@needs_nixl
+@pytest.mark.parametrize("anyio_backend", BACKENDS[1:])
+async def test_a_process_that_closes_nothing_ends_well() -> None:
+    ended = await anyio.run_process([sys.executable, "-c", LEAVING])
+    assert (ended.returncode, ended.stdout) == (0, b"")

@@ -34,6 +34,8 @@ EVENT_STREAM: Final[Headers] = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back otherwise
 )
+ON_DISCONNECT: Final = "tilert_stream.on_disconnect"
+"""Our own server's extension; the others tell a disconnect to whoever waits in ``receive``."""
 JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 
@@ -94,8 +96,12 @@ class StreamResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
         async with create_task_group() as tasks:
-            listener = _Listener(receive, tasks.cancel_scope)
-            tasks.start_soon(listener.listen)
+            listener = _Listener(tasks.cancel_scope)
+            on_disconnect = scope.get("extensions", {}).get(ON_DISCONNECT)
+            if on_disconnect is None:
+                tasks.start_soon(listener.listen, receive)
+            else:
+                on_disconnect(listener.left)
             opened = False
             try:
                 async with self._opened as stream:
@@ -149,18 +155,21 @@ class StreamResponse:
 class _Listener:
     """Cancels the request when the client has gone."""
 
-    __slots__ = ("_receive", "_request", "over")
+    __slots__ = ("_request", "over")
 
-    def __init__(self, receive: Receive, request: CancelScope) -> None:
-        self._receive = receive
+    def __init__(self, request: CancelScope) -> None:
         self._request = request
         self.over = False
         """The last message is about to be sent: some servers report a disconnect as soon as it is,
         and would have us cancel the very task that closes the connection."""
 
-    async def listen(self) -> None:
+    async def listen(self, receive: Receive) -> None:
         """Wait for the disconnect."""
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await receive())["type"] != "http.disconnect":
             pass
+        self.left()
+
+    def left(self) -> None:
+        """The client has gone."""
         if not self.over:
             self._request.cancel()

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
     from .settings import ServerSettings
 
-__all__ = ("ASGI_VERSION", "Address", "check_head", "http_scope")
+__all__ = ("ASGI_VERSION", "ON_DISCONNECT", "Address", "check_head", "http_scope")
 
 Address = tuple[str, int | None]
 
 ASGI_VERSION = {"version": "3.0", "spec_version": "2.3"}
 """2.3, not 2.4: from 2.4 on Starlette no longer listens for the client while it streams, and a
 generator that waits for its next token would go on for nobody."""
+
+ON_DISCONNECT = "tilert_stream.on_disconnect"
+"""The extension by which an app hears of a client's leaving without waiting for it."""
 
 
 def check_head(request: h11.Request, settings: ServerSettings) -> None:

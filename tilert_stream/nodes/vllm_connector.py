@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 
     from .vllm_types import ConnectorBase as KVConnectorBase_V1
     from .vllm_types import ConnectorMetadata as KVConnectorMetadata
-    from .vllm_types import KVTransferConfig, Request, SchedulerOutput, VllmConfig
+    from .vllm_types import (
+        KVCacheConfig,
+        KVTransferConfig,
+        ParallelConfig,
+        Request,
+        SchedulerOutput,
+        VllmConfig,
+    )
     from .vllm_worker import KVSender
 else:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -55,16 +62,20 @@ class TilertStreamConnector(KVConnectorBase_V1):
     """A producer of KV caches for decode nodes of this project, and of TileRT.
 
     :raises ~tilert_stream.errors.ConfigError: a role other than ``kv_producer``, an option that is
-        wrong, or a way of parallelism that the layout does not have.
+        wrong, or a kind of cache or parallelism that the layout does not have.
     """
 
-    def __init__(self, vllm_config: VllmConfig, role: object, kv_cache_config: object) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, role: object, kv_cache_config: KVCacheConfig
+    ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = _producer(vllm_config)
+        _check_parallel(vllm_config.parallel_config)
+        self._block_size = _block_size(kv_cache_config)
         self._config = vllm_config
         self._options = VllmOptions.of(transfer.kv_connector_extra_config)
         self._ledger = Ledger(
-            vllm_config.cache_config.block_size,
+            self._block_size,
             default_host=self._options.host,
             default_port=self._options.ctrl_port,
         )
@@ -127,7 +138,7 @@ class TilertStreamConnector(KVConnectorBase_V1):
         self._worker = Worker(
             kv_caches,
             layout=layout,
-            block_size=self._config.cache_config.block_size,
+            block_size=self._block_size,
             rank=place.rank,
             sender=self._sender,
             sync=self._options.sync_send,
@@ -187,9 +198,34 @@ def _producer(config: VllmConfig) -> KVTransferConfig:
         raise ConfigError(
             f"kv_role is {role!r}; this connector only produces: set it to 'kv_producer'"
         )
-    if config.parallel_config.pipeline_parallel_size != 1:
-        raise ConfigError(
-            f"--pipeline-parallel-size is {config.parallel_config.pipeline_parallel_size}; the"
-            " connector needs 1 (use --tensor-parallel-size)"
-        )
     return transfer
+
+
+def _check_parallel(config: ParallelConfig) -> None:
+    """Refuse what splits a prompt's rows or layers among workers."""
+    for name in (
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+    ):
+        size: int = getattr(config, name, 1)  # the last two are younger than the connector's API
+        if size != 1:
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"--{flag} is {size}; the connector needs 1 (use --tensor-parallel-size)"
+            )
+
+
+def _block_size(config: KVCacheConfig) -> int:
+    """Of the block table that all layers share.
+
+    A cache of another kind than full attention gives blocks back before the prompt is done: what
+    is read from them would be another prompt's.
+    """
+    kinds = [type(group.kv_cache_spec).__name__ for group in config.kv_cache_groups]
+    if kinds != ["FullAttentionSpec"]:
+        raise ConfigError(
+            f"vLLM's KV cache is of kind {', '.join(kinds) or 'none'}; the connector needs one"
+            " FullAttentionSpec: serve a model whose layers all have full attention"
+        )
+    return config.kv_cache_groups[0].kv_cache_spec.block_size

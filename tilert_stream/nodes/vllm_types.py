@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = (
-    "CacheConfig",
     "CachedRequests",
     "ConnectorBase",
     "ConnectorMetadata",
+    "KVCacheConfig",
+    "KVCacheGroup",
+    "KVCacheSpec",
     "KVTransferConfig",
     "ModelConfig",
     "NewRequest",
@@ -130,10 +132,31 @@ class ModelConfig(Protocol):
         ...
 
 
-class CacheConfig(Protocol):
-    """``vllm.config.CacheConfig``."""
+class KVCacheSpec(Protocol):
+    """``vllm.v1.kv_cache_interface.KVCacheSpec``, of one of its kinds."""
 
-    block_size: int
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block of the block table."""
+        ...
+
+
+class KVCacheGroup(Protocol):
+    """``vllm.v1.kv_cache_interface.KVCacheGroupSpec``: layers that share a block table."""
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """What one layer's cache is."""
+        ...
+
+
+class KVCacheConfig(Protocol):
+    """``vllm.v1.kv_cache_interface.KVCacheConfig``."""
+
+    @property
+    def kv_cache_groups(self) -> Sequence[KVCacheGroup]:
+        """One, unless vLLM's hybrid memory allocator is on."""
+        ...
 
 
 class VllmConfig(Protocol):
@@ -150,11 +173,6 @@ class VllmConfig(Protocol):
         ...
 
     @property
-    def cache_config(self) -> CacheConfig:
-        """The paged cache."""
-        ...
-
-    @property
     def parallel_config(self) -> ParallelConfig:
         """The ranks."""
         ...
@@ -167,7 +185,9 @@ class ConnectorMetadata:
 class ConnectorBase:
     """``KVConnectorBase_V1``, as far as it is called from here."""
 
-    def __init__(self, vllm_config: VllmConfig, role: object, kv_cache_config: object) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, role: object, kv_cache_config: KVCacheConfig
+    ) -> None:
         raise NotImplementedError
 
     def _get_connector_metadata(self) -> ConnectorMetadata:

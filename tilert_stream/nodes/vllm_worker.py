@@ -8,6 +8,7 @@ logged; it never takes vLLM's step down with it.
 from __future__ import annotations
 
 import logging
+import platform
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, SupportsInt, cast
@@ -135,6 +136,8 @@ class Worker:
         self._on_cuda = layers[0].is_cuda
         if self._on_cuda:
             _pin(sender.memory)
+        if shape.cpu_backend:
+            _check_kernels(layout.dtype)
         self._layout = layout
         self._block_size = block_size
         self._rank = rank
@@ -171,6 +174,21 @@ class Worker:
             copy_rows(views.values, index, staged.values[layer])
         if self._on_cuda:
             torch.cuda.current_stream().synchronize()
+
+
+def _check_kernels(dtype: str) -> None:
+    """Refuse kernels of vLLM's CPU backend that store keys in ways of their own."""
+    machine = platform.machine()
+    if machine != "x86_64":
+        raise ConfigError(
+            f"vLLM's CPU backend runs on {machine}; how it stores keys is known for x86_64 only"
+        )
+    has_amx = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage] -- vLLM asks it too
+    if dtype == "bfloat16" and has_amx:
+        raise ConfigError(
+            "vLLM's CPU backend stores bfloat16 keys for AMX on this processor, which the connector"
+            " cannot read; give vLLM --dtype float32"
+        )
 
 
 class _CudaRuntime(Protocol):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tilert_stream.errors import InvalidRequest
 from tilert_stream.events import Finished, TextDelta
+from tilert_stream.fusion import PassThrough
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tilert_stream.events import TokenLogprob
     from tilert_stream.scope import RequestScope
 
-__all__ = ("PassThrough", "StopAutomaton", "StopMatcher", "StopStrings")
+__all__ = ("StopAutomaton", "StopMatcher", "StopStrings")
 
 
 class StopStrings:
@@ -35,26 +36,12 @@ class StopStrings:
         """The matcher of one request; a ``PassThrough`` where there is nothing to match."""
         request = scope.request
         if not request.stop:
-            return PassThrough()
+            return PassThrough[TextDelta]()
         return StopMatcher(
             request.stop,
             include_stop=request.include_stop,
             min_tokens=request.limits.min_tokens,
         )
-
-
-class PassThrough:
-    """What stands here for a request without stop strings."""
-
-    __slots__ = ()
-
-    def feed(self, item: TextDelta, /) -> Iterable[TextDelta]:
-        """The same delta."""
-        return (item,)
-
-    def finish(self, _outcome: Finished, /) -> Iterable[TextDelta]:
-        """Nothing: nothing was held."""
-        return ()
 
 
 class StopAutomaton:

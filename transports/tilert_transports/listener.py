@@ -62,7 +62,12 @@ class Listener:
         # A daemon: a peer that never hangs up must not keep the process from ending.
         with self._lock:
             self._running += 1
-        threading.Thread(target=target, args=args, name="tilert-listener", daemon=True).start()
+        thread = threading.Thread(target=target, args=args, name="tilert-listener", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._end()
+            raise
 
     def _end(self) -> None:
         with self._lock:
@@ -90,8 +95,13 @@ class Listener:
                         self._connections.add(connection)
                 if refuse:
                     connection.close()
-                else:
+                    continue
+                try:
                     self._start(self._serve_one, connection)
+                except RuntimeError as error:
+                    # No thread to be had: this peer is refused, the others go on.
+                    logger.warning("a transport's listener could not serve a peer: %s", error)
+                    self._let_go(connection)
         self._end()
 
     def _serve_one(self, connection: socket.socket) -> None:
@@ -103,7 +113,10 @@ class Listener:
             # A peer's bytes must never end the process; this connection alone is given up.
             logger.exception("serving a transport's peer failed")
         finally:
-            with self._lock:
-                self._connections.discard(connection)
-            connection.close()
+            self._let_go(connection)
             self._end()
+
+    def _let_go(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+        connection.close()

@@ -79,7 +79,7 @@ class TcpReceiver:
         if views is None:
             sock.sendall(DONE.pack(Status.OUT_OF_RANGE, 0))
             return False
-        if not receive_into(sock, views):
+        if not _receive_into(sock, views):
             return False
         sock.sendall(DONE.pack(Status.OK, nbytes))
         return True
@@ -97,7 +97,7 @@ class TcpReceiver:
         return views if sum(map(len, views)) == nbytes else None
 
 
-def receive_into(sock: socket.socket, views: list[memoryview]) -> bool:
+def _receive_into(sock: socket.socket, views: list[memoryview]) -> bool:
     """Fill all ``views``; False if the writer stopped in between. They are used up."""
     begin = 0
     while begin < len(views):
