@@ -20,7 +20,11 @@ from tilert_transports.control.frames import (
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8)
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner)
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=8,
 )
 OBJECTS = st.dictionaries(st.text(max_size=6), VALUES, max_size=4)
 
@@ -57,8 +61,8 @@ def test_the_bytes_of_a_frame() -> None:
     ]
 
 
-@settings(deadline=None)
-@given(st.lists(OBJECTS, max_size=5), st.lists(st.integers(0, 10**6), max_size=12))
+@settings(deadline=None, max_examples=50)
+@given(st.lists(OBJECTS, max_size=3), st.lists(st.integers(0, 10**6), max_size=12))
 def test_any_split_gives_the_same_messages(objects: list[JSONObject], cuts: list[int]) -> None:
     data = b"".join(map(encode_frame, objects))
     assert read(data, cuts) == (objects, None)

@@ -13,7 +13,14 @@ from typing import cast
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tilert_stream.errors import Busy
 from tilert_transports.control.errors import ControlError, GrantGone, OutOfOrder, PeerLost
@@ -369,10 +376,12 @@ class HandOffs(RuleBasedStateMachine):
         assert all(connection.sender.open == 0 for connection in self.connections.values())
 
 
-HandOffs.TestCase.settings = settings(
-    deadline=None,
-    max_examples=120,
-    stateful_step_count=60,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-TestHandOffs = HandOffs.TestCase
+@pytest.mark.parametrize("examples", [100, pytest.param(2_000, marks=pytest.mark.soak)])
+def test_hand_offs_driven_at_random(examples: int) -> None:
+    chosen = settings(
+        deadline=None,
+        max_examples=examples,
+        stateful_step_count=60,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    run_state_machine_as_test(HandOffs, settings=chosen)

@@ -3,20 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.errors import (
-    ControlError,
     HandshakeRefused,
-    MalformedMessage,
     OutOfOrder,
 )
-from tilert_transports.control.fields import Fields
 from tilert_transports.control.frames import FrameReader, JSONObject, encode_frame
 from tilert_transports.control.handshake import DecodeHandshake, PrefillHandshake
-from tilert_transports.control.hello import Difference, Hello, layout_mismatch, mismatch
+from tilert_transports.control.hello import Hello, layout_mismatch, mismatch
 from tilert_transports.control.layout import PlaneDescription
 
 from .nodes import DECODE, KEY, LAYOUT, PREFILL, shake, with_layout
@@ -290,60 +285,3 @@ def test_a_refusal_without_differences_carries_its_reason() -> None:
     refusal = decode.refusal(HandshakeRefused("no room for another connection"))
     with pytest.raises(HandshakeRefused, match="refuses this prefill node: no room for another"):
         prefill.receive(refusal)
-
-
-WRONG: list[tuple[str, object, str]] = [
-    ("role", "router", "HELLO.role"),
-    ("card", "no base64!", "HELLO.card"),
-    ("card", 7, "HELLO.card"),
-    ("nonce", "00", "HELLO.nonce"),
-    ("nonce", "G" * 64, "HELLO.nonce"),
-    ("nonce", None, "HELLO.nonce"),
-    ("layout", [], "HELLO.layout"),
-    ("layout", {}, "HELLO.layout.sender_ranks"),
-    ("layout", {**LAYOUT.to_json(), "sender_ranks": []}, "HELLO.layout.sender_ranks"),
-    ("layout", {**LAYOUT.to_json(), "sender_ranks": [0, 0]}, "HELLO.layout.sender_ranks"),
-    ("layout", {**LAYOUT.to_json(), "sender_ranks": [0, "1"]}, "HELLO.layout.sender_ranks"),
-    ("layout", {**LAYOUT.to_json(), "planes": [7]}, "HELLO.layout.planes"),
-    ("layout", {**LAYOUT.to_json(), "planes": [{}] * 257}, "HELLO.layout.planes"),
-    ("layout", {**LAYOUT.to_json(), "planes": [{"name": "kv"}]}, "HELLO.layout.planes[0]"),
-    ("magic", None, "HELLO.magic"),
-    ("protocol", "1", "HELLO.protocol"),
-]
-
-
-@pytest.mark.parametrize(("field", "value", "path"), WRONG)
-def test_a_wrong_field_is_named(field: str, value: object, path: str) -> None:
-    decode, _, hello = opened()
-    with pytest.raises(MalformedMessage) as caught:
-        decode.receive({**hello, field: value})
-    assert (caught.value.param or "").startswith(path)
-
-
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=6,
-)
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_any_junk_in_any_place_is_taken_or_refused_in_words(data: st.DataObject) -> None:
-    decode, prefill, hello = opened(data.draw(st.sampled_from([None, KEY])))
-    name = data.draw(st.sampled_from([*hello, "later"]))
-    hello[name] = data.draw(JUNK)
-    try:
-        prefill.receive(decode.receive(hello))
-    except ControlError as error:
-        assert error.message  # noqa: PT017 - that it is one of ours is what is tested
-    else:
-        assert prefill.peer is not None
-
-
-def test_a_difference_travels_as_it_is() -> None:
-    difference = Difference("transport", "shm", "tcp", "give both nodes the same --transport")
-    assert Difference.parse(Fields("x", difference.to_json())) == difference
-    assert str(difference) == (
-        "transport: ours is shm, theirs tcp; give both nodes the same --transport"
-    )
