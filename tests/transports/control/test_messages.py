@@ -161,6 +161,11 @@ def test_a_reason_is_cut_and_kept_on_one_line() -> None:
     assert len(read.reason) == 4096
 
 
+def test_a_reason_that_is_no_unicode_still_leaves() -> None:
+    (content,) = FrameReader().feed(encode_frame(to_json(Abort(3, "no file \udcff"))))
+    assert parse_message(content) == Abort(3, "no file ?")
+
+
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 
 

@@ -78,6 +78,7 @@ class DialogueServer:
         self._settings = settings
         self._number = 0
         self._links: dict[int, Link] = {}
+        self._accepted = set[socket.socket]()
         self._left = anyio.Event()
 
     @property
@@ -99,8 +100,9 @@ class DialogueServer:
                     tasks.start_soon(self._accept, listener, tasks)
                 task_status.started()
         finally:
-            for listener in listening:
-                listener.close()
+            # A task that is cancelled before its first step closes nothing.
+            for sock in (*listening, *self._accepted):
+                sock.close()
 
     async def _accept(self, listener: socket.socket, tasks: anyio.abc.TaskGroup) -> None:
         while True:
@@ -129,6 +131,7 @@ class DialogueServer:
                 continue
             sock.settimeout(0)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._accepted.add(sock)
             self._number += 1
             self._links[self._number] = Link(self._settings)
             tasks.start_soon(self._run, self._number, sock, name)
@@ -137,12 +140,16 @@ class DialogueServer:
         link = self._links[number]
         try:
             stream = await anyio.abc.SocketStream.from_socket(sock)
+            self._accepted.discard(sock)
             error = await link.run(stream, self._make(number, link.post))
             _log(name, error)
         except Exception:
             # A fault of ours that one peer's bytes have found must not end the others.
             logger.exception("serving the control connection from %s failed", name)
         finally:
+            if sock in self._accepted:
+                self._accepted.remove(sock)
+                sock.close()
             del self._links[number]
             self._left.set()
             self._left = anyio.Event()

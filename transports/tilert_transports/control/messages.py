@@ -129,7 +129,7 @@ class Progress:
 
         :raises MalformedMessage: a field is missing or wrong.
         """
-        return cls(fields.integer("generation", least=1), fields.integer("planes", least=1))
+        return cls(fields.integer("generation", least=1), fields.integer("planes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +245,9 @@ def to_json(message: Message) -> JSONObject:
     content: JSONObject = {"type": message.TYPE}
     for field in dataclasses.fields(message):
         value: object = getattr(message, field.name)
+        if isinstance(value, str):
+            # A reason may quote a file name that is no UTF-8, which JSON cannot hold.
+            value = value.encode("utf-8", "replace").decode()
         if value is not None:
             content[field.name] = value
     return content
