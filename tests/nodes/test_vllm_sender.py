@@ -212,6 +212,18 @@ def test_closing_gives_up_what_is_on_its_way() -> None:
     assert fake.closed
 
 
+def test_after_its_end_it_refuses_and_holds_no_memory() -> None:
+    fake = courier()
+    with running(fake) as sender:
+        hand_over = sender.begin(extraction("r"))
+        sender.close()
+        with pytest.raises(NotReady, match="the KV sender is not running"):
+            hand_over.send()
+        assert sender.staging.free_bytes == 1024
+        with pytest.raises(NotReady, match="the KV sender is not running"):
+            sender.withdraw(Withdrawal("s", NODE, "aborted"))
+
+
 def test_a_courier_that_cannot_be_opened_says_why() -> None:
     @asynccontextmanager
     async def broken() -> AsyncGenerator[FakeCourier]:

@@ -114,6 +114,29 @@ def test_one_that_cannot_be_begun_leaves_the_others_alone(
     assert "request r is not handed over: no staging memory came free" in caplog.text
 
 
+@dataclass
+class BrokenSender(FakeSender):
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        raise RuntimeError("a bug")
+
+    def begin(self, extraction: Extraction) -> FakeHandOver:
+        if extraction.request_id == "r":
+            raise RuntimeError("another bug")
+        return super().begin(extraction)
+
+
+def test_a_bug_of_the_sender_takes_nothing_else_down(caplog: pytest.LogCaptureFixture) -> None:
+    sender = BrokenSender()
+    make_worker(sender).run(
+        StepWork(
+            (extraction("r", 2, 0), extraction("s", 2, 1)), (Withdrawal("q", NODE, "aborted"),)
+        )
+    )
+    assert sender.begun["s"].did == ["send"]
+    assert "request q is not handed over" in caplog.text
+    assert "request r is not handed over" in caplog.text
+
+
 def test_pd_14_one_that_cannot_be_read_is_aborted_and_never_sent() -> None:
     sender = FakeSender()
     make_worker(sender).run(StepWork((extraction("r", 2, 99), extraction("s", 2, 1))))

@@ -6,6 +6,7 @@ A connection that has broken is left, and made anew for the next parcel.
 
 from __future__ import annotations
 
+import logging
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import anyio
+from anyio import TASK_STATUS_IGNORED
 
 from tilert_transports.abc import Region
 from tilert_transports.control.client import ControlClient
-from tilert_transports.control.errors import HandOffFailed
+from tilert_transports.control.errors import ControlError, HandOffFailed
 from tilert_transports.control.hello import NONCE_BYTES, Hello
 from tilert_transports.control.messages import Claim
 from tilert_transports.plan import Plan
@@ -26,7 +28,7 @@ from .layout_description import layout_description
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from anyio.abc import TaskGroup
+    from anyio.abc import TaskGroup, TaskStatus
 
     from tilert_engine.layouts.abc import KVLayout
     from tilert_transports.abc import Peer, Transport
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from .vllm_sender import Parcel
 
 __all__ = ("NodeCourier", "open_courier")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -156,7 +160,7 @@ class NodeCourier:
 
     async def _connect(self, destination: Destination) -> _Node:
         client = ControlClient(destination.host, destination.port, self._hello, key=self._key)
-        await self._tasks.start(client.run)
+        await self._tasks.start(_run, client)
         try:
             peer = await self._transport.connect(client.peer.card, timeout=self._timeout)
         except BaseException:
@@ -168,6 +172,21 @@ class NodeCourier:
         node.client.close()
         await self._drain(node.peer)
         await self._transport.disconnect(node.peer)
+
+
+async def _run(
+    client: ControlClient, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED
+) -> None:
+    """Serve one connection, and keep its faults from the others.
+
+    :raises ~tilert_transports.control.errors.ControlError: it could not be opened.
+    """
+    try:
+        await client.run(task_status=task_status)
+    except ControlError:
+        raise
+    except Exception:
+        logger.exception("a control connection has failed")
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from tilert_stream.errors import TilertStreamError
+from tilert_stream.errors import NotReady, TilertStreamError
 
 from .vllm_staging import StagingMemory
 
@@ -147,12 +147,25 @@ class SenderThread:
             self._thread.join()
 
     def start(self, hand_over: HandOver) -> futures.Future[None]:
-        """Begin to deliver; for ``HandOver``."""
-        return self._portal.start_task_soon(self._deliver, hand_over)
+        """Begin to deliver; for ``HandOver``.
+
+        :raises ~tilert_stream.errors.NotReady: the sender has been closed, or has died.
+        """
+        try:
+            return self._portal.start_task_soon(self._deliver, hand_over)
+        except RuntimeError as error:
+            self.forget(hand_over)
+            raise NotReady(f"the KV sender is not running: {error}") from error
 
     def tell(self, destination: Destination, reason: str) -> None:
-        """Let a decode node know, soon, that nothing will come."""
-        self._portal.start_task_soon(self._refuse, destination, reason)
+        """Let a decode node know, soon, that nothing will come.
+
+        :raises ~tilert_stream.errors.NotReady: the sender has been closed, or has died.
+        """
+        try:
+            self._portal.start_task_soon(self._refuse, destination, reason)
+        except RuntimeError as error:
+            raise NotReady(f"the KV sender is not running: {error}") from error
 
     def forget(self, hand_over: HandOver) -> None:
         """A hand-over has ended; for ``HandOver``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import platform
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, SupportsInt, cast
 
@@ -20,7 +21,7 @@ from tilert_stream.errors import ConfigError, TilertStreamError
 from .vllm_paged import CacheShape, block_index, copy_rows, paged_views
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from tilert_engine.layouts.gqa import GqaLayout
 
@@ -147,22 +148,22 @@ class Worker:
     def run(self, work: StepWork) -> None:
         """Hand over what the step has completed; withdraw what will not come."""
         for withdrawal in work.withdrawals:
-            self._sender.withdraw(withdrawal)
+            with _logged(withdrawal.request_id):
+                self._sender.withdraw(withdrawal)
         for extraction in work.extractions:
-            try:
-                hand_over = self._sender.begin(extraction)
-            except TilertStreamError as error:
-                logger.warning("request %s is not handed over: %s", extraction.request_id, error)
-                continue
-            try:
-                self._extract(extraction, hand_over.staging)
-            except Exception as error:
-                logger.exception("request %s: its KV cache was not read", extraction.request_id)
-                hand_over.abort(f"prefill could not read the KV cache: {error}")
-                continue
-            hand_over.send()
-            if self._sync:
-                hand_over.wait()
+            with _logged(extraction.request_id):
+                self._hand_over(extraction)
+
+    def _hand_over(self, extraction: Extraction) -> None:
+        hand_over = self._sender.begin(extraction)
+        try:
+            self._extract(extraction, hand_over.staging)
+        except Exception as error:
+            hand_over.abort(f"prefill could not read the KV cache: {error}")
+            raise
+        hand_over.send()
+        if self._sync:
+            hand_over.wait()
 
     def _extract(self, extraction: Extraction, staging: memoryview) -> None:
         staged = self._layout.staged(staging, extraction.seq_len, self._rank)
@@ -207,6 +208,17 @@ def _pin(memory: memoryview) -> None:
             flat.numel(),
             failure,
         )
+
+
+@contextmanager
+def _logged(request_id: str) -> Generator[None]:
+    """Keep a fault from the other requests of the step, and from vLLM."""
+    try:
+        yield
+    except TilertStreamError as error:
+        logger.warning("request %s is not handed over: %s", request_id, error)
+    except Exception:
+        logger.exception("request %s is not handed over", request_id)
 
 
 def _in_order(caches: Mapping[str, torch.Tensor], layout: GqaLayout) -> list[torch.Tensor]:
