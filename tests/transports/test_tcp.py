@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.transports.kit import MIB, SOON, connected, crc, make
 from tilert_transports.card import Card
-from tilert_transports.errors import HandshakeMismatch, PeerLost
+from tilert_transports.errors import HandshakeMismatch, PeerLost, TransportUnavailable
 from tilert_transports.plan import Plan
 from tilert_transports.sockets import advance
 from tilert_transports.tcp import TcpTransport
@@ -222,6 +222,20 @@ async def test_the_card_names_an_address_that_can_be_dialled() -> None:
         card = Card.decode(transport.card(), "tcp")
         assert card.text("host") == expected
         assert Card.decode(transport.card(), "tcp") == card
+        await transport.aclose()
+
+
+def test_the_host_to_listen_on_is_an_address() -> None:
+    with pytest.raises(TransportUnavailable, match="host is 'localhost'; an IP address"):
+        TcpTransport(host="localhost")
+
+
+async def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        transport = TcpTransport(port=port)
+        with pytest.raises(TransportUnavailable, match=f"cannot listen on 127.0.0.1 port {port}"):
+            transport.card()
         await transport.aclose()
 
 

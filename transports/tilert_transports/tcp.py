@@ -8,12 +8,12 @@ side; both spend their time in system calls of many megabytes, so the event loop
 from __future__ import annotations
 
 import socket
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from .abc import Caps
-from .errors import HandshakeMismatch
+from .errors import HandshakeMismatch, TransportUnavailable
 from .host_transport import HostTransport
 from .listener import Listener
 from .tcp_receiver import TcpReceiver
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ("TcpTransport",)
 
+Address: TypeAlias = "IPv4Address | IPv6Address"
+
 SECRET_BYTES: Final = 16
 BACKLOG: Final = 128
 
@@ -34,10 +36,12 @@ BACKLOG: Final = 128
 class TcpTransport(HostTransport):
     """Whoever has the card can write; the bytes are not encrypted.
 
-    :param host: the address to listen on. ``"::"`` takes IPv4 as well.
+    :param host: the IP address to listen on. ``"::"`` takes IPv4 as well.
     :param port: 0 for any free one.
-    :param advertise: the address that peers dial; needed where ``host`` is ``"::"`` or
+    :param advertise: the address or name that peers dial; needed where ``host`` is ``"::"`` or
         ``"0.0.0.0"`` and this host's name does not lead peers here.
+    :raises TransportUnavailable: ``host`` is no IP address. ``card`` raises it where nothing can
+        listen there.
     """
 
     name = "tcp"
@@ -54,7 +58,7 @@ class TcpTransport(HostTransport):
         self, *, host: str = "127.0.0.1", port: int = 0, advertise: str | None = None
     ) -> None:
         super().__init__()
-        self._host = host
+        self._host = _address(host)
         self._port = port
         self._advertise = advertise
         self._secret = token_bytes(SECRET_BYTES)
@@ -73,7 +77,7 @@ class TcpTransport(HostTransport):
     def _dialled(self) -> str:
         if self._advertise is not None:
             return self._advertise
-        return socket.gethostname() if ip_address(self._host).is_unspecified else self._host
+        return socket.gethostname() if self._host.is_unspecified else str(self._host)
 
     def _mover(self, card: Card) -> Mover:
         port = card.number("port")
@@ -94,16 +98,26 @@ class TcpTransport(HostTransport):
         return self._listener.ended
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+def _address(host: str) -> Address:
+    try:
+        return ip_address(host)
+    except ValueError as error:
+        raise TransportUnavailable(
+            f"tcp: host is {host!r}; an IP address to listen on is needed, such as '127.0.0.1' or"
+            " '::', and a name can be given as advertise"
+        ) from error
+
+
+def _bound(host: Address, port: int) -> socket.socket:
+    family = socket.AF_INET6 if host.version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        sock.bind((host, port))
+        sock.bind((str(host), port))
         sock.listen(BACKLOG)
-    except BaseException:
+    except OSError as error:
         sock.close()
-        raise
+        raise TransportUnavailable(f"tcp cannot listen on {host} port {port}: {error}") from error
     return sock
