@@ -75,7 +75,7 @@ def test_a_signature_is_for_one_method_target_and_body(
         verifier(clock).check(header, method, target, body)
 
 
-def test_another_key_is_refused_and_neither_is_shown() -> None:
+def test_pd_25_another_key_is_refused_and_neither_is_shown() -> None:
     clock = Clock()
     header = ClusterKey("another cluster's secret").sign("POST", "/", b"", now=clock.now)
     with pytest.raises(AuthenticationFailed) as caught:

@@ -153,7 +153,7 @@ async def test_a_stranger_that_says_nothing_is_cut() -> None:
 
 
 async def test_a_peer_that_falls_silent_is_lost() -> None:
-    settings = replace(QUICK, heartbeat=0.02, silence=0.06)
+    settings = replace(QUICK, heartbeat=0.1, silence=0.3)
     async with (
         serving(settings=settings) as decode,
         await anyio.connect_tcp("127.0.0.1", decode.port) as peer,

@@ -377,7 +377,7 @@ class HandOffs(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [100, pytest.param(2_000, marks=pytest.mark.soak)])
-def test_hand_offs_driven_at_random(examples: int) -> None:
+def test_pd_23_hand_offs_driven_at_random(examples: int) -> None:
     chosen = settings(
         deadline=None,
         max_examples=examples,

@@ -217,7 +217,7 @@ def test_a_key_on_one_side_only_is_told_before_anything_is_revealed(
         prefill.receive(decode.open())
 
 
-def test_a_node_with_another_key_learns_nothing() -> None:
+def test_pd_25_a_node_with_another_key_learns_nothing() -> None:
     decode, prefill = DecodeHandshake(DECODE, KEY), PrefillHandshake(PREFILL, OTHER)
     hello = prefill.receive(decode.open())
     assert hello is not None
