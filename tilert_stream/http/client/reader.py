@@ -148,8 +148,8 @@ class _WaitingReader:
     async def _wait(self) -> None:
         try:
             await anyio.wait_readable(self._sock)
-        except anyio.ClosedResourceError as error:
-            raise _closed() from error
+        except anyio.ClosedResourceError:
+            raise _closed() from None
 
     def rest(self) -> bool:
         return True
