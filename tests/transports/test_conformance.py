@@ -230,12 +230,12 @@ async def test_buffers_that_cannot_be_registered(kind: str, buffer: bytearray) -
 async def settles(pair: Pair) -> None:
     """After ``drain`` the target keeps still, whatever happens to the source."""
     assert await pair.writer.drain(pair.peer, timeout=SOON)
-    before = crc(pair.landed)
+    before, last_byte = crc(pair.landed), pair.landed[-1]
     fill(pair.sent, 5)
     # A whole write on the same connection: what was on its way before has come through by then.
     last = pair.target.part(len(pair.landed) - 1, 1)
     await pair.writer.write(pair.peer, pair.source, last, Plan.whole(1), deadline=soon())
-    pair.landed[-1] = 0
+    pair.landed[-1] = last_byte
     assert crc(pair.landed) == before
 
 
@@ -262,6 +262,41 @@ async def test_a_write_past_its_deadline_lands_nothing_after_drain(kind: str, se
         with suppress(DeadlineExceeded):
             await pair.writer.write(pair.peer, pair.source, pair.target, plan, deadline=deadline)
         await settles(pair)
+
+
+@pytest.mark.soak
+async def test_writes_given_up_at_random_points_of_many(kind: str) -> None:
+    part, count = MIB, 8
+    random = Random(11)
+    async with connected(kind, part * count) as pair:
+
+        async def write(index: int, seconds: float) -> None:
+            source = pair.source.part(index * part, part)
+            target = pair.target.part(index * part, part)
+            deadline = anyio.current_time() + seconds
+            with suppress(DeadlineExceeded):
+                await pair.writer.write(
+                    pair.peer, source, target, scattered(part, 64), deadline=deadline
+                )
+                landed.add(index)
+
+        for turn in range(200):
+            fill(pair.sent, turn)
+            landed: set[int] = set()
+            async with anyio.create_task_group() as tasks:
+                for index in range(count):
+                    tasks.start_soon(write, index, random.choice([SOON, random.random() / 200]))
+                for _ in range(random.choice([0, 3, 30, 300])):
+                    await anyio.lowlevel.checkpoint()
+                if random.random() < 0.5:
+                    tasks.cancel_scope.cancel()
+            await settles(pair)
+            fill(pair.sent, turn)
+            for index in landed - {count - 1}:
+                begin, plan = index * part, scattered(part, 64)
+                for source, target, nbytes in plan.rows:
+                    there = pair.landed[begin + target : begin + target + nbytes]
+                    assert there == pair.sent[begin + source : begin + source + nbytes]
 
 
 async def test_a_deadline_in_the_past_moves_nothing(kind: str) -> None:
