@@ -80,6 +80,11 @@ class Answer(NamedTuple):
     complete: bool
     message: str = ""
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is an answer, and all of it."""
+        return self.complete and self.error is None
+
 
 @dataclass
 class Cluster:
