@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import anyio
@@ -43,9 +43,11 @@ class MuteDecode:
             handshake = DecodeHandshake(DECODE)
             await stream.send(encode_frame(handshake.open()))
             reader = FrameReader()
-            while True:
-                for content in reader.feed(await stream.receive()):
-                    await self.answer(stream, handshake, content)
+            # Until the client hangs up, in whichever way.
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while True:
+                    for content in reader.feed(await stream.receive()):
+                        await self.answer(stream, handshake, content)
 
     async def answer(
         self, stream: SocketStream, handshake: DecodeHandshake, content: JSONObject
@@ -65,12 +67,12 @@ async def beside(
     (listener,) = await bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
     client = ControlClient("127.0.0.1", port, PREFILL, settings=settings)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(decode.run, listener)
-        await tasks.start(client.run)
-        yield client
-        tasks.cancel_scope.cancel()
-    listener.close()
+    with listener:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(decode.run, listener)
+            await tasks.start(client.run)
+            yield client
+            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("grants", "hears"), [(False, "claim"), (True, "commit")])

@@ -114,11 +114,11 @@ async def scripted(script: Script) -> AsyncGenerator[int]:
         async with await anyio.abc.SocketStream.from_socket(sock) as stream:
             await script.run(stream)
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(serve)
-        yield listener.getsockname()[1]
-        tasks.cancel_scope.cancel()
-    listener.close()
+    with listener:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            yield listener.getsockname()[1]
+            tasks.cancel_scope.cancel()
 
 
 class Script:
