@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from tilert_stream.asgi import App
 from tilert_stream.errors import ConfigError
-from tilert_stream.link import make_link
 from tilert_stream.nodes.local import local_service
-from tilert_stream.time_limits import TimeLimits
 
 from .announcement import announce
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
 from .models import load_model
+from .request_options import check_stages, place_stages, time_limits
 
 if TYPE_CHECKING:
     from tilert_stream.config import ServeConfig
@@ -30,8 +29,7 @@ def build_app(config: ServeConfig) -> App:
     :raises ~tilert_stream.errors.ConfigError: the model cannot be served.
     :raises ~tilert_stream.errors.PipelineError: a stage is not found, or cannot stand there.
     """
-    for stage in config.stages:
-        make_link(stage.use)  # a wrong name is told before a model is loaded
+    check_stages(config)
     model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
     front = model.front
     service = local_service(
@@ -41,18 +39,9 @@ def build_app(config: ServeConfig) -> App:
         queue_timeout=config.queue_timeout,
         max_queue=config.max_queue,
         coalesce=config.coalesce_ms / 1000,
-        time_limits=TimeLimits(
-            prefill=config.prefill_timeout,
-            kv=config.kv_timeout,
-            first_token=config.first_token_timeout,
-            inter_token=config.inter_token_timeout,
-            total=config.total_timeout,
-        ),
+        time_limits=time_limits(config),
     )
-    for stage in config.stages:
-        service.pipeline = service.pipeline.insert(
-            stage.use, where=stage.where, anchor=stage.anchor
-        )
+    place_stages(service, config)
     return App(
         service,
         front.card,

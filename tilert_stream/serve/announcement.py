@@ -11,12 +11,18 @@ if TYPE_CHECKING:
     from tilert_stream.http.scope import Address
     from tilert_stream.model.card import ModelCard
 
-__all__ = ("announce", "describe")
+__all__ = ("announce", "announce_node", "bracketed", "describe")
 
 
 def announce(address: Address, card: ModelCard, *, secure: bool = False) -> None:
     """Print ``describe`` to stdout at once, also into a pipe."""
     sys.stdout.write(describe(address, card, secure=secure))
+    sys.stdout.flush()
+
+
+def announce_node(work: str, option: str) -> None:
+    """Print what a node does, and the option by which routers find it; at once."""
+    sys.stdout.write(f"{work}; for routers: {option}\n")
     sys.stdout.flush()
 
 
@@ -54,4 +60,9 @@ def _reachable(host: str) -> str:
     """An address to connect to, for one to listen on."""
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return "localhost"
+    return bracketed(host)
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from tilert_stream.time_limits import TimeLimits
 from tilert_transports.control.auth import RequestVerifier
 from tilert_transports.control.regions import SPARE_REGIONS
 
+from .announcement import announce_node, bracketed
 from .cluster_key import cluster_key
 from .hosting import begin_log, check_host, node_settings, serve_until_signalled
 from .models import load_model
@@ -85,9 +85,8 @@ def run(config: DecodeConfig) -> int:
     app, port = build_decode(config, model)
 
     def announce(address: Address) -> None:
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        sys.stdout.write(f"Decoding; for routers: --decode {host}:{port.port}:{address[1]}\n")
-        sys.stdout.flush()
+        where = f"{bracketed(address[0])}:{port.port}:{address[1]}"
+        announce_node("Decoding", f"--decode {where}")
 
     return serve_until_signalled(
         app,

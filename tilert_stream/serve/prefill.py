@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from tilert_engine.prefill_worker import PrefillWorker
@@ -11,6 +10,7 @@ from tilert_stream.nodes.prefill_node import HandOverDesk, PrefillAndHandOver
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.service import Service
 
+from .announcement import announce_node, bracketed
 from .cluster_key import cluster_key
 from .hosting import begin_log, check_host, node_settings, serve_until_signalled
 from .models import load_model
@@ -62,9 +62,8 @@ def run(config: PrefillConfig) -> int:
     app = build_prefill(config, load_model(config))
 
     def announce(address: Address) -> None:
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        sys.stdout.write(f"Prefilling; for routers: --prefill http://{host}:{address[1]}\n")
-        sys.stdout.flush()
+        where = f"http://{bracketed(address[0])}:{address[1]}"
+        announce_node("Prefilling", f"--prefill {where}")
 
     return serve_until_signalled(
         app,

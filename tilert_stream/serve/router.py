@@ -11,14 +11,13 @@ from tilert_stream.cluster.address import NodeAddress
 from tilert_stream.errors import ConfigError
 from tilert_stream.http.client import Origin
 from tilert_stream.http.supervisor import Supervisor
-from tilert_stream.link import make_link
 from tilert_stream.nodes.router import Nodes, pool_status_route, remote_service
-from tilert_stream.time_limits import TimeLimits
 
 from .announcement import announce
 from .cluster_key import cluster_key
 from .front import load_front
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
+from .request_options import check_stages, place_stages, time_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +36,7 @@ def build_router(config: RouterConfig) -> App:
         model's tokenizer cannot be read.
     :raises ~tilert_stream.errors.PipelineError: a stage is not found, or cannot stand there.
     """
-    for stage in config.stages:
-        make_link(stage.use)  # a wrong name is told before anything is loaded
+    check_stages(config)
     for name, given in (("prefill", config.prefill_nodes), ("decode", config.decode_nodes)):
         if not given:
             raise ConfigError(
@@ -61,18 +59,9 @@ def build_router(config: RouterConfig) -> App:
         nodes,
         front.tokenizer,
         coalesce=config.coalesce_ms / 1000,
-        time_limits=TimeLimits(
-            prefill=config.prefill_timeout,
-            kv=config.kv_timeout,
-            first_token=config.first_token_timeout,
-            inter_token=config.inter_token_timeout,
-            total=config.total_timeout,
-        ),
+        time_limits=time_limits(config),
     )
-    for stage in config.stages:
-        service.pipeline = service.pipeline.insert(
-            stage.use, where=stage.where, anchor=stage.anchor
-        )
+    place_stages(service, config)
     return App(
         service,
         front.card,
