@@ -54,6 +54,16 @@ BACKENDS: Final = [
 ]
 """uvloop has one test of its own: its part in a transport is asyncio's, and processes are slow."""
 
+every_kind = pytest.mark.parametrize(
+    ("kind", "anyio_backend"),
+    [
+        pytest.param(kind, *backend.values, id=f"{kind}-{backend.id}")
+        for kind in KINDS
+        for backend in BACKENDS
+        if kind != "auto" or backend.id == "trio"  # it only passes calls on
+    ],
+)
+
 MIB: Final = 1 << 20
 SOON: Final = 20.0
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
@@ -77,6 +87,13 @@ def fill(view: memoryview, seed: int) -> None:
 
 def crc(view: memoryview) -> int:
     return zlib.crc32(view)
+
+
+def scattered(nbytes: int, count: int) -> Plan:
+    """``count`` rows that cover ``nbytes`` of the source and cannot merge."""
+    size = nbytes // count
+    rows = [(index * size, (count - 1 - index) * size, size) for index in range(count)]
+    return Plan(rows)
 
 
 def soon() -> float:
