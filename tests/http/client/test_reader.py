@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections.abc import AsyncGenerator
@@ -80,6 +81,19 @@ async def test_a_reset_comes_behind_the_last_bytes(pair: Pair) -> None:
     pair.far.close()
     with pytest.raises(ClientGone, match="reading failed"):
         await pair.reader.receive()
+
+
+async def test_last_words_of_a_connection_that_is_broken_already(pair: Pair) -> None:
+    """The other end has closed, and refuses what is sent to it, before anybody reads."""
+    await pair.send(b"last")
+    pair.far.close()
+    pair.sock.send(b"too late")
+    poll = select.poll()
+    poll.register(pair.sock, select.POLLERR)
+    while not poll.poll(0):
+        await anyio.lowlevel.checkpoint()
+    assert await pair.reader.receive() == b"last"
+    assert await pair.reader.receive() == b""
 
 
 async def test_a_slow_task_reads_everything_in_order(pair: Pair) -> None:

@@ -92,17 +92,16 @@ class _RegisteredReader:
         return b"".join(pieces)
 
     def _read(self) -> None:
+        # Until nothing is there: uvloop tells of a broken connection once, and never again.
         try:
-            data = receive_ready(self._sock)
+            while (data := receive_ready(self._sock)) is not None:
+                self._pieces.append(data)
+                self._size += len(data)
+                if not data or self._size >= HIGH_WATER:
+                    self.rest()
+                    break
         except ClientGone as error:
             self._fail(error)
-            return
-        if data is None:
-            return
-        self._pieces.append(data)
-        self._size += len(data)
-        if not data or self._size >= HIGH_WATER:
-            self.rest()
         self._parking.unpark()
 
     def rest(self) -> bool:
