@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ FOLDER = "VLLM_TEST_DUMPS"
 """Variable that names the folder of the dumping connector."""
 PIPE = "events"
 """In that folder; one line an event: what happened, the request, a number or the reason."""
+PREEMPTIONS = "vllm:num_preemptions_total"
 READY = "Application startup complete."
 ARGUMENTS = (
     "--dtype=float32",
@@ -68,6 +69,12 @@ class VllmServer:
             answer: dict[str, Any] = json.load(response)
         return answer
 
+    def preemptions(self) -> float:
+        """How often a request has lost its blocks to another one."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as response:
+            lines = response.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(PREEMPTIONS))
+
     def first_token(self, prompt: list[int], params: Mapping[str, object]) -> int:
         (token,) = self.complete(prompt, params)["choices"][0]["token_ids"]
         return int(token)
@@ -95,6 +102,7 @@ def vllm_server(
     module: str,
     extra: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
 ) -> Generator[VllmServer]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
@@ -109,6 +117,7 @@ def vllm_server(
             *(python, "-m", "vllm.entrypoints.openai.api_server", *ARGUMENTS),
             *(f"--model={model}", f"--port={port}"),
             f"--kv-transfer-config={json.dumps(transfer)}",
+            *arguments,
         ],
         env={**os.environ, **ENVIRONMENT, **(environment or {})},
         stdout=subprocess.PIPE,

@@ -3,52 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from tests.vllm.conftest import Whole
-from tests.vllm.server import FOLDER, PIPE, VllmServer, vllm_server
-from tilert_engine.layouts.gqa import GqaLayout, StagedKV
-from tilert_stream.nodes.vllm_params import Destination, Grant, params_for
+from tests.vllm.dumps import Dumps, dumping_server
 
 pytestmark = pytest.mark.vllm
-
-CLOSE = 1e-4
-"""How far sums in another order may lead, in float32, where a row's largest element is 1 or less.
-
-vLLM rounds the angles of its rotary embedding to float32: at position 700 its keys, of which the
-largest are 24, are off by 2e-4 from those of a float64 forward pass (ours by 3e-5).
-"""
-
-
-@dataclass
-class Dumps:
-    server: VllmServer
-    folder: Path
-    events: IO[str]
-    layout: GqaLayout
-
-    def params(self, request: str) -> dict[str, object]:
-        return params_for(Destination("nowhere", 1, Grant(request, "d-1", 1)))
-
-    def next(self, kind: str) -> str:
-        """The next event of a kind; others before it are passed over."""
-        return next(line.rstrip() for line in self.events if line.startswith(kind))
-
-    def prefill(self, request: str, prompt: list[int]) -> None:
-        self.server.first_token(prompt, self.params(request))
-
-    def staged(self, request: str, tokens: int) -> StagedKV:
-        staging = memoryview(bytearray((self.folder / request).read_bytes()))
-        assert staging.nbytes == self.layout.staging_bytes(tokens)
-        return self.layout.staged(staging, tokens)
 
 
 @pytest.fixture(scope="module")
@@ -56,46 +21,26 @@ def dumps(
     vllm_python: str, model_directory: Path, whole: Whole, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Dumps]:
     folder = tmp_path_factory.mktemp("dumps")
-    os.mkfifo(folder / PIPE)
-    # Open for both: neither this nor the writers wait for the other side.
-    with (
-        open(os.open(folder / PIPE, os.O_RDWR), closefd=True) as events,
-        vllm_server(
-            vllm_python,
-            model_directory,
-            folder / "vllm.log",
-            connector="DumpingConnector",
-            module="tests.vllm.dumping",
-            environment={FOLDER: str(folder)},
-        ) as server,
-    ):
-        layout = GqaLayout.of(whole.checkpoint, dtype="float32", max_seq_len=2048)
-        yield Dumps(server, folder, events, layout)
-
-
-def check(dumps: Dumps, whole: Whole, request: str, prompt: list[int]) -> None:
-    staged, cache = dumps.staged(request, len(prompt)), whole.cache(prompt)
-    for got, wanted in ((staged.keys, cache.keys), (staged.values, cache.values)):
-        largest = wanted.abs().amax(-1, keepdim=True).clamp(min=1)
-        assert ((got.transpose(1, 2) - wanted).abs() / largest).max().item() <= CLOSE
+    with dumping_server(vllm_python, model_directory, whole, folder) as found:
+        yield found
 
 
 def test_a_short_prompt(dumps: Dumps, whole: Whole) -> None:
     prompt = whole.text(37)
     dumps.prefill("a1", prompt)
     assert dumps.next("sent") == f"sent a1 37 {prompt[-1]}"
-    check(dumps, whole, "a1", prompt)
+    dumps.check(whole, "a1", prompt)
 
 
 def test_a_prompt_in_chunks_and_one_that_hits_the_prefix_cache(dumps: Dumps, whole: Whole) -> None:
     prompt = whole.text(701)[1:]
     dumps.prefill("b1", prompt)
     assert dumps.next("sent") == f"sent b1 700 {prompt[-1]}"
-    check(dumps, whole, "b1", prompt)
+    dumps.check(whole, "b1", prompt)
     other = prompt[:650] + whole.text(900)[850:]
     dumps.prefill("b2", other)
     assert dumps.next("sent") == f"sent b2 700 {other[-1]}"
-    check(dumps, whole, "b2", other)
+    dumps.check(whole, "b2", other)
 
 
 def test_two_at_once(dumps: Dumps, whole: Whole) -> None:
@@ -109,7 +54,7 @@ def test_two_at_once(dumps: Dumps, whole: Whole) -> None:
     sent = {dumps.next("sent").split()[1] for _ in prompts}
     assert sent == prompts.keys()
     for request, prompt in prompts.items():
-        check(dumps, whole, request, prompt)
+        dumps.check(whole, request, prompt)
 
 
 def test_a_request_of_somebody_else_is_left_alone(dumps: Dumps, whole: Whole) -> None:
