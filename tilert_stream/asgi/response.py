@@ -94,10 +94,8 @@ class StreamResponse:
         async with create_task_group() as tasks:
             listener = _Listener(tasks.cancel_scope)
             on_disconnect = scope.get("extensions", {}).get(ON_DISCONNECT)
-            if on_disconnect is None:
+            if on_disconnect is None or not on_disconnect(listener.left):
                 tasks.start_soon(listener.listen, receive)
-            else:
-                on_disconnect(listener.left)
             opened = False
             try:
                 async with self._opened as stream:
