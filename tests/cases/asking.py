@@ -49,6 +49,7 @@ class ByteApp(App):
         queue_timeout: float = 30,
         template: str = TEMPLATE,
         time_limits: TimeLimits | None = None,
+        **options: Any,
     ) -> None:
         script = Script() if script is None else script
         self.decode_engine = decode or ScriptedDecode(script, slots=slots, max_seq_len=max_seq_len)
@@ -68,7 +69,7 @@ class ByteApp(App):
             chat_template=ChatTemplate(template),
             eos_ids=frozenset({EOS}),
         )
-        super().__init__(service, card)
+        super().__init__(service, card, **options)
 
 
 def says(*parts: bytes | int) -> Callable[[Sequence[int], int], int]:
@@ -103,6 +104,8 @@ class Exchange:
     app: ASGIApp
     body: list[bytes]
     path: str = "/v1/chat/completions"
+    method: str = "POST"
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     sent: list[Message] = field(default_factory=list["Message"])
     gone: anyio.Event = field(default_factory=anyio.Event)
     _grown: anyio.Event = field(default_factory=anyio.Event)
@@ -124,13 +127,13 @@ class Exchange:
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": self.method,
             "path": self.path,
             "raw_path": self.path.encode(),
             "query_string": b"",
             "root_path": "",
             "scheme": "http",
-            "headers": [],
+            "headers": self.headers,
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
@@ -154,6 +157,11 @@ class Exchange:
             for gate in gates:
                 gate.open()
             raise
+
+    async def grown(self) -> None:
+        """Wait until the next message has been sent."""
+        self._grown = anyio.Event()
+        await self._grown.wait()
 
     async def until(self, text: str) -> None:
         """Wait until the streamed text is ``text``: all of it, and no more."""

@@ -53,6 +53,8 @@ OTHER: dict[str, tuple[str, Any]] = {
     "write_stall_timeout": ("2.5", 2.5),
     "allow_half_close": ("true", True),
     "coalesce_ms": ("4", 4.0),
+    "cors_origins": ("https://chat.example", ("https://chat.example",)),
+    "heartbeat": ("15", 15.0),
     "done_after_error": ("true", True),
     "log_level": ("debug", "debug"),
     "access_log": ("false", False),

@@ -15,9 +15,11 @@ Served by any ASGI server, or mounted in an existing app, whose lifespan then en
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
 from .. import __version__
@@ -34,9 +36,9 @@ from .request_body import read_body
 from .response import EVENT_STREAM, JSON, JSONBody, StreamResponse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ..events import GenerateRequest, TextDelta
     from ..model.card import ModelCard
@@ -62,6 +64,9 @@ class App:
     :param routes: further paths of a host of ours.
     :param done_after_error: end a failed stream with ``[DONE]``, as some peers do, instead of
         cutting it. Several clients then take it for a success.
+    :param heartbeat: seconds of silence after which an event stream gets a comment, for proxies
+        that close what is idle; ``inf``: never. Some clients fail on a comment.
+    :param cors_origins: origins whose pages may read the answers; ``*`` is all of them.
     """
 
     def __init__(
@@ -73,13 +78,16 @@ class App:
         max_body_bytes: int = 32 * 1024 * 1024,
         done_after_error: bool = False,
         routes: Iterable[Route] = (),
+        heartbeat: float = inf,
+        cors_origins: Sequence[str] = (),
     ) -> None:
         self.service = service
         self.card = card
         self._keys = KeyRing(api_keys)
         self._max_body_bytes = max_body_bytes
         self._done_after_error = done_after_error
-        self._router = Router(
+        self._heartbeat = heartbeat
+        self._router: ASGIApp = Router(
             routes=[
                 Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
                 Route("/v1/completions", Endpoint(POST=self._generate(parse_completion))),
@@ -93,6 +101,15 @@ class App:
             default=not_found,
             lifespan=lambda _app: self.lifespan(),
         )
+        if cors_origins:
+            # It stands before the keys: a browser asks for leave without one.
+            self._router = CORSMiddleware(
+                self._router,
+                allow_origins=cors_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=("x-request-id", "retry-after", "retry-after-ms"),
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or an ASGI server's lifespan."""
@@ -122,6 +139,7 @@ class App:
                 content=EVENT_STREAM if envelope.stream else JSON,
                 headers=((b"x-request-id", request.id.encode()),),
                 cut_on_error=not self._done_after_error,
+                heartbeat=self._heartbeat if envelope.stream else inf,
             )
             await response(scope, receive, send)
 

@@ -8,12 +8,14 @@ failure.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from anyio import create_task_group
+from anyio import create_task_group, move_on_after
 
 from ..errors import TilertStreamError
 from ..events import Finished
+from ..lifecycle import State
 from ..openai.errors import error_body, error_headers
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ EVENT_STREAM: Final[Headers] = (
 )
 ON_DISCONNECT: Final = "tilert_stream.on_disconnect"
 """Our own server's extension; the others tell a disconnect to whoever waits in ``receive``."""
+HEARTBEAT: Final = b": still here\n\n"
+"""A comment (WHATWG HTML, 9.2.6). Nothing but comments is safe for clients, and not for all."""
 JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 
@@ -76,6 +80,8 @@ class StreamResponse:
     :param cut_on_error: how a stream that has begun ends on an error: cut, or (False) like a
         complete one, for clients that need it so.
     :param refuse: makes the answer for an error that nothing has been sent before.
+    :param heartbeat: seconds of silence, from the reservation of a slot on, after which an event
+        stream gets a comment; ``inf``: never.
     """
 
     def __init__(
@@ -86,22 +92,22 @@ class StreamResponse:
         headers: Headers = (),
         cut_on_error: bool = True,
         refuse: Callable[[TilertStreamError, Headers], ASGIApp] = ErrorResponse,
+        heartbeat: float = inf,
     ) -> None:
         self._opened = opened
         self._content = content
         self._headers = headers
         self._cut_on_error = cut_on_error
         self._refuse = refuse
+        self._heartbeat = heartbeat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
         async with create_task_group() as tasks:
             listener = _Listener(tasks.cancel_scope)
             on_disconnect = scope.get("extensions", {}).get(ON_DISCONNECT)
-            if on_disconnect is None:
+            if on_disconnect is None or not on_disconnect(listener.left):
                 tasks.start_soon(listener.listen, receive)
-            else:
-                on_disconnect(listener.left)
             opened = False
             try:
                 async with self._opened as stream:
@@ -122,7 +128,9 @@ class StreamResponse:
     ) -> Finished | None:
         """Write until the end; the outcome if it is an error that nothing has been sent before."""
         started = over = False
-        async for chunks in stream:
+        # Without heartbeats no timer is paid for, neither once a request nor once a wake.
+        wakes = stream if self._heartbeat == inf else _Heartbeats(stream, self._heartbeat)
+        async for chunks in wakes:
             body = b"".join(chunks)
             outcome = stream.outcome
             failed = outcome is not None and outcome.error is not None
@@ -150,6 +158,27 @@ class StreamResponse:
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+class _Heartbeats:
+    """What a stream yields, and a comment after each silence of so many seconds.
+
+    A request that still waits for a slot gets none: its refusal is to be a real HTTP status.
+    """
+
+    def __init__(self, stream: Stream[bytes], seconds: float) -> None:
+        self._stream = stream
+        self._seconds = seconds
+
+    def __aiter__(self) -> _Heartbeats:
+        return self
+
+    async def __anext__(self) -> list[bytes]:
+        while True:
+            with move_on_after(self._seconds):
+                return await anext(self._stream)
+            if self._stream.scope.lifecycle.state is not State.QUEUED:
+                return [HEARTBEAT]
 
 
 class _Listener:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path  # noqa: TC003 - option types are read at run time
 from typing import Annotated, Literal
 
@@ -89,6 +90,15 @@ class KeyOptions(Options):
 class HTTPOptions(KeyOptions):
     """How clients are talked to."""
 
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Option(
+            "HTTP",
+            "Origin whose pages may read the answers, such as https://chat.example; * is all.",
+            default="none",
+            singular="cors_origin",
+        ),
+    ] = ()
     keep_alive_timeout: Annotated[
         float,
         Option("HTTP", "Seconds that a connection without a request stays open.", least=0),
@@ -113,6 +123,16 @@ class HTTPOptions(KeyOptions):
         float,
         Option("HTTP", "Milliseconds to wait for more tokens before each write.", least=0),
     ] = 0.0
+    heartbeat: Annotated[
+        float,
+        Option(
+            "HTTP",
+            "Seconds of silence after which a stream gets a comment line, for proxies that close"
+            " what is idle. Some clients fail on one.",
+            default="never",
+            least=1,
+        ),
+    ] = inf
     done_after_error: Annotated[
         bool,
         Option("HTTP", "End a failed stream with [DONE] in place of cutting the connection."),

@@ -85,12 +85,15 @@ class Connection:
         self._writer = SocketWriter(sock, settings.write_stall_timeout)
         self._heads = HeadReader(sock, settings, lambda: ledger.draining)
         self._resets = False
+        self._silence = anyio.CancelScope()
         ledger.enter(self)
 
     async def run(self) -> None:
         """Serve requests until the connection ends; never raises for what client or app do."""
         try:
-            await handshake(self._sock, self._settings.header_timeout)
+            if self._ledger.draining:
+                self._silence.cancel()
+            await handshake(self._sock, self._settings.header_timeout, self._silence)
             while await self._serve_one():
                 self._heads.conn.start_next_cycle()
         except ClientGone as error:
@@ -109,6 +112,7 @@ class Connection:
 
     def close_if_idle(self) -> None:
         """End the connection if it waits for a request of which no byte has come."""
+        self._silence.cancel()
         self._heads.end_if_idle()
 
     # --- one request -------------------------------------------------------------------------

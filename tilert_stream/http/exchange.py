@@ -221,15 +221,20 @@ class Exchange:
             await self._changed.wait()
         return {"type": "http.disconnect"}
 
-    def on_disconnect(self, callback: Callable[[], object]) -> None:
+    def on_disconnect(self, callback: Callable[[], object]) -> bool:
         """Call ``callback`` as soon as the client has gone, or at once if it has.
+
+        False: a body is still to be received; behind 64 KiB of it nobody sees the client leave.
 
         The server's own extension of ASGI: an app that only wants to end then needs no task, of
         some 4 KB a stream, that waits for ``receive`` to say so.
         """
+        if not self._body_complete or len(self._body) >= BODY_HIGH_WATER:
+            return False
         self._on_gone = callback
         if self.gone is not None:
             callback()
+        return True
 
     async def send(self, message: Message) -> None:
         """ASGI ``send``. Yields to other tasks as ``SocketWriter.write`` does.

@@ -7,6 +7,7 @@ before the FIN.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -18,8 +19,6 @@ from ..errors import ConfigError
 from .errors import ClientGone
 
 if TYPE_CHECKING:
-    import socket
-
     from .settings import ServerSettings
 
 __all__ = ("handshake", "say_goodbye", "server_context", "wrap")
@@ -62,14 +61,19 @@ def wrap(sock: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
     return context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
 
-async def handshake(sock: socket.socket, limit: float | None) -> None:
+async def handshake(sock: socket.socket, limit: float | None, silence: anyio.CancelScope) -> None:
     """Agree on keys, within ``limit`` seconds; nothing for a socket without TLS.
 
+    :param silence: entered until the client's first byte is there; cancelled, nobody begins.
     :raises ClientGone: the client left, does not speak TLS, or took too long.
     """
     if not isinstance(sock, ssl.SSLSocket):
         return
     with anyio.move_on_after(limit):
+        with silence:
+            await anyio.wait_readable(sock)
+        if silence.cancelled_caught and not _begun(sock):
+            raise ClientGone("no TLS handshake had begun when the server drained")
         while True:
             try:
                 sock.do_handshake()
@@ -82,6 +86,12 @@ async def handshake(sock: socket.socket, limit: float | None) -> None:
             else:
                 return
     raise ClientGone(f"the TLS handshake was not complete after {limit} s")
+
+
+def _begun(sock: ssl.SSLSocket) -> bool:
+    with suppress(OSError):
+        return bool(socket.socket.recv(sock, 1, socket.MSG_PEEK))
+    return False
 
 
 def say_goodbye(sock: socket.socket) -> None:

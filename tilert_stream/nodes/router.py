@@ -84,7 +84,7 @@ class Nodes:
             DecodeCall(client, address, sign=sign, kv_timeout=kv_timeout) for address in decode
         ]
         return cls(
-            Pool("prefill", [(call.origin.label, call) for call in prefills]),
+            Pool("prefill", [(str(call.origin), call) for call in prefills]),
             Pool("decode", [(str(call.address), call) for call in decodes]),
             client,
         )

@@ -48,6 +48,8 @@ def build_app(config: ServeConfig) -> App:
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
         done_after_error=config.done_after_error,
+        heartbeat=config.heartbeat,
+        cors_origins=config.cors_origins,
     )
 
 

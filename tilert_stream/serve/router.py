@@ -42,7 +42,7 @@ def build_router(config: RouterConfig) -> App:
             raise ConfigError(
                 f"a router needs a {name} node: give --{name} once or more", param=name
             )
-    prefill = [Origin.parse(url) for url in config.prefill_nodes]
+    prefill = [Origin.parse(url, label="the prefill node") for url in config.prefill_nodes]
     decode = [NodeAddress.parse(text) for text in config.decode_nodes]
     key = cluster_key(config)
     front = load_front(config)
@@ -68,6 +68,8 @@ def build_router(config: RouterConfig) -> App:
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
         done_after_error=config.done_after_error,
+        heartbeat=config.heartbeat,
+        cors_origins=config.cors_origins,
         routes=(pool_status_route(nodes),),
     )
 
