@@ -61,19 +61,23 @@ def wrap(sock: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
     return context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
 
-async def handshake(sock: socket.socket, limit: float | None, silence: anyio.CancelScope) -> None:
+async def handshake(
+    sock: socket.socket, limit: float | None, silence: anyio.CancelScope | None = None
+) -> None:
     """Agree on keys, within ``limit`` seconds; nothing for a socket without TLS.
 
-    :param silence: entered until the client's first byte is there; cancelled, nobody begins.
+    :param silence: of a server: entered until the client's first byte is there; cancelled, nobody
+        begins.
     :raises ClientGone: the client left, does not speak TLS, or took too long.
     """
     if not isinstance(sock, ssl.SSLSocket):
         return
     with anyio.move_on_after(limit):
-        with silence:
-            await anyio.wait_readable(sock)
-        if silence.cancelled_caught and not _begun(sock):
-            raise ClientGone("no TLS handshake had begun when the server drained")
+        if silence is not None:
+            with silence:
+                await anyio.wait_readable(sock)
+            if silence.cancelled_caught and not _begun(sock):
+                raise ClientGone("no TLS handshake had begun when the server drained")
         while True:
             try:
                 sock.do_handshake()
