@@ -233,7 +233,7 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 
 
 def test_option_names_are_those_of_the_fields() -> None:
-    singular = {"served_model_names", "api_keys", "stages"}
+    singular = {"served_model_names", "api_keys", "cors_origins", "stages"}
     assert [spec.key for spec in option_specs(ServeConfig)] == [
         field.name.removesuffix("s") if field.name in singular else field.name
         for field in fields(ServeConfig)
