@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from tests.vllm.conftest import Whole
-from tests.vllm.server import FOLDER, PIPE, VllmServer, vllm_server
+from tests.vllm.server import FOLDER, PIPE, Transfer, VllmServer, vllm_server
 from tilert_engine.layouts.gqa import GqaLayout, StagedKV
 from tilert_stream.nodes.vllm_params import Destination, Grant, params_for
 
@@ -54,7 +54,14 @@ class Dumps:
 
 @contextmanager
 def dumping_server(
-    python: str, model: Path, whole: Whole, folder: Path, arguments: Sequence[str] = ()
+    python: str,
+    model: Path,
+    whole: Whole,
+    folder: Path,
+    *,
+    transfer: Transfer = dict,
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
 ) -> Generator[Dumps]:
     os.mkfifo(folder / PIPE)
     # Open for both: neither this nor the writers wait for the other side.
@@ -66,7 +73,8 @@ def dumping_server(
             folder / "vllm.log",
             connector="DumpingConnector",
             module="tests.vllm.dumping",
-            environment={FOLDER: str(folder)},
+            transfer=transfer,
+            environment={FOLDER: str(folder), **(environment or {})},
             arguments=arguments,
         ) as server,
     ):

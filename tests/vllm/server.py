@@ -9,12 +9,12 @@ import socket
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "VLLM_TEST_DUMPS"
@@ -40,6 +40,9 @@ ENVIRONMENT = {
     "KMP_BLOCKTIME": "0",
     "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "engine", "transports")),
 }
+
+
+Transfer: TypeAlias = Callable[[dict[str, object]], dict[str, object]]
 
 
 @dataclass
@@ -101,12 +104,17 @@ def vllm_server(
     connector: str,
     module: str,
     extra: Mapping[str, object] | None = None,
+    transfer: Transfer = dict,
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
 ) -> Generator[VllmServer]:
+    """A server until the block ends.
+
+    :param transfer: puts our connector's configuration into that of others.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
-    transfer = {
+    ours: dict[str, object] = {
         "kv_connector": connector,
         "kv_connector_module_path": module,
         "kv_role": "kv_producer",
@@ -116,7 +124,7 @@ def vllm_server(
         [
             *(python, "-m", "vllm.entrypoints.openai.api_server", *ARGUMENTS),
             *(f"--model={model}", f"--port={port}"),
-            f"--kv-transfer-config={json.dumps(transfer)}",
+            f"--kv-transfer-config={json.dumps(transfer(ours))}",
             *arguments,
         ],
         env={**os.environ, **ENVIRONMENT, **(environment or {})},

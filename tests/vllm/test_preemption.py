@@ -24,7 +24,9 @@ def test_a_prompt_that_is_preempted_half_way_arrives_whole(
     vllm_python: str, model_directory: Path, whole: Whole, tmp_path: Path
 ) -> None:
     """The first request's answer needs a second block while the prompt of the other is computed."""
-    with dumping_server(vllm_python, model_directory, whole, tmp_path, SMALL_MEMORY) as dumps:
+    with dumping_server(
+        vllm_python, model_directory, whole, tmp_path, arguments=SMALL_MEMORY
+    ) as dumps:
         prompt = whole.text(900)
         first = threading.Thread(
             target=dumps.server.complete,
