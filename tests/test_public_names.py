@@ -75,7 +75,12 @@ def test_all_is_complete(path: Path) -> None:
         assert not missing, f"public, or to be named with an underscore: {sorted(missing)}"
 
 
-OPTIONAL = ("tilert_engine.torch", "tilert_engine.tilert", "tilert_transports")
+OPTIONAL = (
+    "tilert_engine.torch",
+    "tilert_engine.tilert",
+    "tilert_transports",
+    "tilert_stream.nodes.vllm_connector",
+)
 """They need a library that need not be there."""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from openai import OpenAI
 
 from tests.vllm.conftest import Whole
 from tests.vllm.roles import role
-from tests.vllm.server import VllmServer, vllm_server
+from tests.vllm.server import ENVIRONMENT, vllm_server
 from tilert_transports import nixl_binding
 
 pytestmark = pytest.mark.vllm
@@ -30,7 +32,9 @@ MODEL = "smollm2"
 
 @dataclass
 class Cluster:
-    vllm: VllmServer
+    python: str
+    """vLLM's."""
+    model: Path
     client: OpenAI
     decode_url: str
 
@@ -96,7 +100,7 @@ def cluster(
         )
         client = stack.enter_context(OpenAI(base_url=address, api_key="none", max_retries=0))
         host, _, http_port = decode.split(":")
-        yield Cluster(vllm, client, f"http://{host}:{http_port}")
+        yield Cluster(vllm_python, model_directory, client, f"http://{host}:{http_port}")
 
 
 def text_of(whole: Whole, prompt: list[int]) -> str:
@@ -163,3 +167,26 @@ def test_a_client_that_leaves_after_the_first_token(cluster: Cluster, whole: Who
             next(iter(stream))
     cluster.wait_for_decode("idle")
     assert cluster.complete(whole.text(31)) == text_of(whole, whole.text(31))
+
+
+@pytest.mark.parametrize(
+    ("backend", "endpoint"),
+    [("openai-chat", "/v1/chat/completions"), ("openai", "/v1/completions")],
+)
+def test_vllms_own_benchmark_sees_no_failure(
+    cluster: Cluster, backend: str, endpoint: str, tmp_path: Path
+) -> None:
+    base = cluster.client.base_url
+    command = [
+        *(cluster.python, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
+        *(f"--backend={backend}", f"--endpoint={endpoint}", f"--model={MODEL}"),
+        *(f"--base-url=http://{base.host}:{base.port}", f"--tokenizer={cluster.model}"),
+        *("--dataset-name=random", "--random-input-len=64", "--random-output-len=16"),
+        *("--num-prompts=8", "--max-concurrency=2", "--ignore-eos"),
+        *("--save-result", f"--result-dir={tmp_path}", "--result-filename=result.json"),
+    ]
+    environment = {**os.environ, **ENVIRONMENT}
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["failed"]) == (8, 0)
+    assert result["total_output_tokens"] == 8 * 16

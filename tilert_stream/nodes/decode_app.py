@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from .decode_node import DecodeNode, DecodeOrder
 
-__all__ = ("DecodeApp",)
+__all__ = ("DecodeApp", "LayoutRefused")
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 """Ids are few here: the prompt stays with prefill."""
@@ -153,7 +153,7 @@ class DecodeApp:
             self._open(order, encode),
             content=NDJSON if streamed else JSON,
             cut_on_error=False,
-            refuse=lambda error, _headers: FlatError(error, order.id),
+            refuse=lambda error, _headers: _FlatError(error, order.id),
         )
         await response(scope, receive, send)
 
@@ -205,7 +205,7 @@ class LayoutRefused(HandshakeRefused):
     code = "kv_layout_mismatch"
 
 
-class FlatError(JSONBody):
+class _FlatError(JSONBody):
     """An error as TileRT's routers read it."""
 
     def __init__(self, error: TilertStreamError, rid: str) -> None:

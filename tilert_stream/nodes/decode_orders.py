@@ -16,7 +16,15 @@ from .decode_node import DecodeOrder
 if TYPE_CHECKING:
     from tilert_stream.openai.validation import ModelT
 
-__all__ = ("CancelBody", "DecodeBody", "RenewBody", "ReserveBody", "read", "to_order")
+__all__ = (
+    "CancelBody",
+    "DecodeBody",
+    "RenewBody",
+    "ReserveBody",
+    "SamplingBody",
+    "read",
+    "to_order",
+)
 
 RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

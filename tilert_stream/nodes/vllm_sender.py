@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .vllm_params import Destination
     from .vllm_staging import Piece
 
-__all__ = ("Courier", "OpenCourier", "Parcel", "SenderThread")
+__all__ = ("Courier", "HandOver", "OpenCourier", "Parcel", "SenderThread")
 
 logger = logging.getLogger(__name__)
 
