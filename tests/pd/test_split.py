@@ -17,7 +17,7 @@ from tilert_engine.layouts.scripted import ScriptedLayout
 from tilert_engine.scripted import Script
 from tilert_engine.torch import TorchDecode, TorchPrefill, load
 from tilert_stream.config import RouterConfig
-from tilert_stream.errors import EngineFault
+from tilert_stream.errors import ConfigError, EngineFault
 from tilert_stream.events import Limits, Sampling
 from tilert_stream.serve.front import byte_front
 from tilert_stream.testing import Gate
@@ -181,3 +181,17 @@ async def test_layouts_that_do_not_fit_are_told_before_anything_is_written(strea
         assert answer.status in (200, 503, 504)
         assert answer.error is not None
         await cluster.idle()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_nodes_by_name(host: str) -> None:
+    options = {"host": host}
+    async with Cluster(
+        transport="tcp", prefill_options=options, decode_options=options
+    ).running() as cluster:
+        assert (await cluster.ask(**fields(stream=True, max_tokens=3))).text == "abc"
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"host is 'no-such-host\.invalid'"):
+        Cluster(transport="tcp", decode_options={"host": "no-such-host.invalid"})

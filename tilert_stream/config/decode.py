@@ -41,6 +41,14 @@ class _Landing(TransportOptions):
             least=1,
         ),
     ] = None
+    advertise_host: Annotated[
+        str | None,
+        Option(
+            "Cluster",
+            "Name or address by which prefill nodes reach this one's transport.",
+            default="host, or this machine's name where that takes any address",
+        ),
+    ] = None
     reservation_ttl: Annotated[
         float,
         Option(

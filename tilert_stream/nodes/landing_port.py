@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from anyio import AsyncContextManagerMixin, CancelScope, create_task_group
 
-from tilert_stream.errors import NotReady
+from tilert_stream.errors import ConfigError, NotReady
 from tilert_transports.abc import Region
 from tilert_transports.control.hello import NONCE_BYTES, Hello
 from tilert_transports.control.listener import bind
@@ -38,14 +38,32 @@ PAGE: Final = 4096
 """Bytes. Each landing region begins on a page of its own."""
 
 
-def transport_maker(name: str, *, host: str) -> Callable[[], Transport]:
+def transport_maker(
+    name: str, *, host: str, advertise: str | None = None
+) -> Callable[[], Transport]:
     """Makes transports by name; those that listen, listen on ``host``.
+
+    :param advertise: where peers find it, if not there.
 
     :raises ~tilert_transports.errors.TransportNotFound: no such name; the known ones are listed.
     :raises ~tilert_transports.errors.TransportUnavailable: its library is missing.
     """
     factory = load(name)
-    return partial(factory, host=host) if name in ("auto", "tcp") else factory
+    if name not in ("auto", "tcp"):
+        return factory
+    return partial(factory, host=_address(host), advertise=advertise)
+
+
+def _address(host: str) -> str:
+    """The first address of ``host``: a transport listens on one.
+
+    :raises ~tilert_stream.errors.ConfigError: it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"host is {host!r}: {error.strerror or error}.", param="host") from error
+    return str(found[0][4][0])
 
 
 class LandingPort(AsyncContextManagerMixin):
@@ -56,6 +74,7 @@ class LandingPort(AsyncContextManagerMixin):
     :param regions: landing regions.
     :param port: 0 takes any free one.
     :param key: the cluster's; None takes everybody in.
+    :param advertise: where prefill nodes find the transport, if not at ``host``.
     :param ttl: seconds that a reservation lives without being renewed.
     """
 
@@ -70,9 +89,10 @@ class LandingPort(AsyncContextManagerMixin):
         port: int,
         key: ClusterKey | None = None,
         ttl: float = 30.0,
+        advertise: str | None = None,
     ) -> None:
         self._layout = layout
-        self._make_transport = transport_maker(transport, host=host)
+        self._make_transport = transport_maker(transport, host=host, advertise=advertise)
         self._slots = slots
         self._count = regions
         self._host = host

@@ -52,6 +52,7 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
         port=config.ctrl_port,
         key=key,
         ttl=config.reservation_ttl,
+        advertise=config.advertise_host,
     )
     node = DecodeNode(worker, port.reserve, port.view)
     pipeline = (
