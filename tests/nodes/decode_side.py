@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import anyio
 
 from tilert_engine.layouts.abc import KVLayout
-from tilert_stream.nodes.layout_description import layout_description
-from tilert_stream.nodes.vllm_params import Destination, Grant
+from tilert_stream.nodes.hand_over.destination import Destination, Grant
+from tilert_stream.nodes.hand_over.layout_description import layout_description
 from tilert_transports.abc import Region, Transport
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.hello import NONCE_BYTES, Hello

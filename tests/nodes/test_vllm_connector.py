@@ -18,8 +18,8 @@ from tests.nodes.test_vllm_worker import FakeSender
 from tests.nodes.vllm_scheduler import Output, finished
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_stream.errors import ConfigError
-from tilert_stream.nodes.vllm_params import Destination, Grant, params_for
-from tilert_stream.nodes.vllm_types import ConnectorMetadata
+from tilert_stream.nodes.hand_over.destination import Destination, Grant, params_for
+from tilert_stream.nodes.vllm.types import ConnectorMetadata
 
 if TYPE_CHECKING:
     from tilert_stream.nodes import vllm_connector

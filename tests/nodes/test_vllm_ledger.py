@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.nodes.vllm_scheduler import Output, finished
-from tilert_stream.nodes.vllm_ledger import Extraction, Ledger, StepWork, Withdrawal
-from tilert_stream.nodes.vllm_params import Destination, Grant, params_for
+from tilert_stream.nodes.hand_over.destination import Destination, Grant, params_for
+from tilert_stream.nodes.vllm.ledger import Extraction, Ledger, StepWork, Withdrawal
 
 BLOCK = 4
 NODE = Destination("node-1", 5556, Grant("a1", "inc", 3))

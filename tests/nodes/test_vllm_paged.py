@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilert_stream.errors import ConfigError
-from tilert_stream.nodes.vllm_paged import (
+from tilert_stream.nodes.vllm.paged import (
     CacheShape,
     PagedViews,
     block_index,

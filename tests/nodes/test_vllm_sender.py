@@ -10,10 +10,11 @@ import pytest
 
 from tilert_engine.layouts.scripted import ScriptedLayout
 from tilert_stream.errors import Busy, ConfigError, ContextLengthExceeded, NotReady
-from tilert_stream.nodes.vllm_ledger import Extraction, Withdrawal
-from tilert_stream.nodes.vllm_params import Destination
-from tilert_stream.nodes.vllm_sender import Parcel, SenderThread
-from tilert_stream.nodes.vllm_worker import KVSender
+from tilert_stream.nodes.hand_over.destination import Destination
+from tilert_stream.nodes.hand_over.parcel import Parcel
+from tilert_stream.nodes.vllm.ledger import Extraction, Withdrawal
+from tilert_stream.nodes.vllm.sender import SenderThread
+from tilert_stream.nodes.vllm.worker import KVSender
 
 NODE = Destination("node", 5556)
 LAYOUT = ScriptedLayout(64)

@@ -8,9 +8,9 @@ import torch
 from tests.nodes.test_vllm_paged import drawn, written_cpu_packed, written_cuda_packed
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_stream.errors import Busy, ConfigError
-from tilert_stream.nodes.vllm_ledger import Extraction, StepWork, Withdrawal
-from tilert_stream.nodes.vllm_params import Destination
-from tilert_stream.nodes.vllm_worker import Place, Worker
+from tilert_stream.nodes.hand_over.destination import Destination
+from tilert_stream.nodes.vllm.ledger import Extraction, StepWork, Withdrawal
+from tilert_stream.nodes.vllm.worker import Place, Worker
 
 NODE = Destination("node", 5556)
 LAYOUT = GqaLayout(model="m", layers=2, kv_heads=2, head_dim=3, dtype="float32", max_seq_len=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilert_stream.nodes.vllm_types import SamplingParams
+from tilert_stream.nodes.vllm.types import SamplingParams
 
 
 @dataclass

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tests.vllm.server import FOLDER, PIPE
 from tilert_engine.layouts.gqa import GqaLayout
+from tilert_stream.nodes.hand_over.destination import Destination
+from tilert_stream.nodes.vllm.ledger import Extraction, Withdrawal
+from tilert_stream.nodes.vllm.types import SchedulerOutput
 from tilert_stream.nodes.vllm_connector import StepMetadata, TilertStreamConnector
-from tilert_stream.nodes.vllm_ledger import Extraction, Withdrawal
-from tilert_stream.nodes.vllm_params import Destination
-from tilert_stream.nodes.vllm_types import SchedulerOutput
 
 
 def folder() -> Path:

@@ -12,7 +12,7 @@ from typing import IO
 from tests.vllm.conftest import Whole
 from tests.vllm.server import FOLDER, PIPE, Transfer, VllmServer, vllm_server
 from tilert_engine.layouts.gqa import GqaLayout, StagedKV
-from tilert_stream.nodes.vllm_params import Destination, Grant, params_for
+from tilert_stream.nodes.hand_over.destination import Destination, Grant, params_for
 
 CLOSE = 1e-4
 """How far sums in another order may lead, in float32, where a row's largest element is 1 or less.

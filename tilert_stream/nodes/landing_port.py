@@ -22,7 +22,7 @@ from tilert_transports.control.reservations import ReservationSettings
 from tilert_transports.control.server import ControlServer
 from tilert_transports.registry import load
 
-from .layout_description import layout_description
+from .hand_over.layout_description import layout_description
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

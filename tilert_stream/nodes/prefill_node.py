@@ -28,10 +28,10 @@ from tilert_stream.events import Finished, GenerateRequest, Reserved, TokenBatch
 from tilert_stream.lifecycle import State
 from tilert_stream.nodes.local import LocalPrefill
 
+from .hand_over.courier import open_courier
+from .hand_over.parcel import Parcel
+from .hand_over.staging import StagingMemory
 from .landing_port import transport_maker
-from .vllm_courier import open_courier
-from .vllm_sender import Parcel
-from .vllm_staging import StagingMemory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from tilert_stream.scope import RequestScope
     from tilert_transports.control.auth import ClusterKey
 
+    from .hand_over.courier import NodeCourier
+    from .hand_over.destination import Destination
+    from .hand_over.staging import Piece
     from .prefill_orders import PrefillOrder
-    from .vllm_courier import NodeCourier
-    from .vllm_params import Destination
-    from .vllm_staging import Piece
 
 __all__ = ("HandOverDesk", "PrefillAndHandOver")
 

@@ -11,7 +11,7 @@ from tilert_stream.openai.body import parse_object
 from tilert_stream.openai.chat import read_chat
 from tilert_stream.openai.completions import read_completion
 
-from .vllm_params import destination_of
+from .hand_over.destination import destination_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tilert_stream.model.card import ModelCard
     from tilert_stream.openai.envelope import Endpoint, Envelope
 
-    from .vllm_params import Destination
+    from .hand_over.destination import Destination
 
 __all__ = ("PrefillOrder", "read_prefill_order")
 

@@ -23,7 +23,7 @@ from tilert_stream.errors import Cancelled, InvalidRequest, TilertStreamError
 from tilert_stream.events import KVReady, Prefilled, Reserved
 from tilert_stream.http.client import UpstreamError
 
-from .vllm_params import Destination, Grant, params_for
+from .hand_over.destination import Destination, Grant, params_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

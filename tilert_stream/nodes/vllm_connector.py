@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_stream.errors import ConfigError
 
-from .vllm_ledger import Ledger, StepWork
-from .vllm_options import VllmOptions
-from .vllm_worker import Place, Worker
+from .vllm.ledger import Ledger, StepWork
+from .vllm.options import VllmOptions
+from .vllm.worker import Place, Worker
 
 if TYPE_CHECKING:
     import torch
 
-    from .vllm_types import ConnectorBase as KVConnectorBase_V1
-    from .vllm_types import ConnectorMetadata as KVConnectorMetadata
-    from .vllm_types import (
+    from .vllm.types import ConnectorBase as KVConnectorBase_V1
+    from .vllm.types import ConnectorMetadata as KVConnectorMetadata
+    from .vllm.types import (
         KVCacheConfig,
         KVTransferConfig,
         ParallelConfig,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         SchedulerOutput,
         VllmConfig,
     )
-    from .vllm_worker import KVSender
+    from .vllm.worker import KVSender
 else:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorBase_V1,
@@ -98,8 +98,8 @@ class TilertStreamConnector(KVConnectorBase_V1):
         from tilert_transports.control.auth import ClusterKey
         from tilert_transports.registry import make
 
-        from .vllm_courier import open_courier
-        from .vllm_sender import SenderThread
+        from .hand_over.courier import open_courier
+        from .vllm.sender import SenderThread
 
         options = self._options
         secret = options.cluster_key()

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tilert_stream.errors import InvalidRequest
 
-from .vllm_params import DEFAULT_CTRL_PORT, destination_of
+from ..hand_over.destination import DEFAULT_CTRL_PORT, destination_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .vllm_params import Destination
-    from .vllm_types import CachedRequests, NewRequest, Request, SchedulerOutput
+    from ..hand_over.destination import Destination
+    from .types import CachedRequests, NewRequest, Request, SchedulerOutput
 
 __all__ = ("Extraction", "Ledger", "StepWork", "Withdrawal")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tilert_stream.errors import ConfigError, InvalidRequest
-from tilert_stream.nodes.vllm_options import VllmOptions
-from tilert_stream.nodes.vllm_params import Destination, Grant, destination_of, params_for
+from tilert_stream.nodes.hand_over.destination import Destination, Grant, destination_of, params_for
+from tilert_stream.nodes.vllm.options import VllmOptions
 
 GRANTED = Destination("2001:db8::1", 7000, Grant("a1b2", "f00d", 12))
 

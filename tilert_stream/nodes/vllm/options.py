@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from tilert_stream.errors import ConfigError
 
-from .vllm_params import DEFAULT_CTRL_PORT
+from ..hand_over.destination import DEFAULT_CTRL_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tilert_transports.control.client import Progressing
     from tilert_transports.control.messages import Grant
 
-    from .vllm_params import Destination
-    from .vllm_sender import Parcel
+    from .destination import Destination
+    from .parcel import Parcel
 
 __all__ = ("NodeCourier", "open_courier")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilert_stream.errors import Busy, InvalidRequest, NotReady
-from tilert_stream.nodes.vllm_staging import Piece, StagingMemory
+from tilert_stream.nodes.hand_over.staging import Piece, StagingMemory
 
 KIB = 1024
 

@@ -9,72 +9,27 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent import futures
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
 from tilert_stream.errors import NotReady, TilertStreamError
 
-from .vllm_staging import StagingMemory
+from ..hand_over.parcel import Parcel
+from ..hand_over.staging import StagingMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-
     from tilert_engine.layouts.abc import KVLayout
 
-    from .vllm_ledger import Extraction, Withdrawal
-    from .vllm_params import Destination
-    from .vllm_staging import Piece
+    from ..hand_over.destination import Destination
+    from ..hand_over.parcel import Courier, OpenCourier
+    from ..hand_over.staging import Piece
+    from .ledger import Extraction, Withdrawal
 
-__all__ = ("Courier", "HandOver", "OpenCourier", "Parcel", "SenderThread")
+__all__ = ("HandOver", "SenderThread")
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A KV cache in the staging memory, and where it goes."""
-
-    request_id: str
-    """vLLM's own id."""
-    destination: Destination
-    seq_len: int
-    last_token: int
-    """The prompt's last id."""
-    offset: int
-    """Bytes from the staging memory's beginning."""
-    nbytes: int
-
-
-class Courier(Protocol):
-    """Speaks to decode nodes, on the sender's event loop."""
-
-    @property
-    def staging(self) -> memoryview:
-        """All of the staging memory."""
-        ...
-
-    async def deliver(self, parcel: Parcel) -> None:
-        """Hand one KV cache over, or tell the decode node why not; also when cancelled.
-
-        Nothing reads the parcel any more when it returns.
-
-        :raises ~tilert_stream.errors.TilertStreamError: it did not get there.
-        """
-        ...
-
-    async def refuse(self, destination: Destination, reason: str) -> None:
-        """Tell a decode node that nothing will come.
-
-        :raises ~tilert_stream.errors.TilertStreamError: it cannot be told.
-        """
-        ...
-
-
-OpenCourier: TypeAlias = "Callable[[], AbstractAsyncContextManager[Courier]]"
 
 
 class SenderThread:

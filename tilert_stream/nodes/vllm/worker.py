@@ -18,14 +18,14 @@ import torch
 
 from tilert_stream.errors import ConfigError, TilertStreamError
 
-from .vllm_paged import CacheShape, block_index, copy_rows, paged_views
+from .paged import CacheShape, block_index, copy_rows, paged_views
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from tilert_engine.layouts.gqa import GqaLayout
 
-    from .vllm_ledger import Extraction, StepWork, Withdrawal
+    from .ledger import Extraction, StepWork, Withdrawal
 
 __all__ = ("HandOver", "KVSender", "Place", "Worker")
 

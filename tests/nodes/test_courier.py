@@ -13,9 +13,9 @@ from tests.nodes.decode_side import DecodeSide, decode_side
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_engine.layouts.scripted import ScriptedLayout
 from tilert_engine.scripted import ScriptedKV
-from tilert_stream.nodes.vllm_courier import NodeCourier, open_courier
-from tilert_stream.nodes.vllm_params import Destination
-from tilert_stream.nodes.vllm_sender import Courier, Parcel
+from tilert_stream.nodes.hand_over.courier import NodeCourier, open_courier
+from tilert_stream.nodes.hand_over.destination import Destination
+from tilert_stream.nodes.hand_over.parcel import Courier, Parcel
 from tilert_transports.abc import Peer, Receipt, Region
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.errors import (

@@ -1,0 +1,1 @@
+"""How a KV cache leaves a prefill node, ours or vLLM: staging memory, courier, destination."""
