@@ -41,6 +41,15 @@ class _Landing(TransportOptions):
             least=1,
         ),
     ] = None
+    senders: Annotated[
+        int,
+        Option(
+            "Cluster",
+            "Tensor-parallel ranks of prefill, each of which sends its part of a KV cache.",
+            least=1,
+            most=1024,
+        ),
+    ] = 1
     advertise_host: Annotated[
         str | None,
         Option(

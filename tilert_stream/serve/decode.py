@@ -82,7 +82,7 @@ def run(config: DecodeConfig) -> int:
     check_host(config)
     settings = node_settings(config, port=config.http_port, access_log=config.access_log)
     cluster_key(config)  # a wrong one is told before a model is loaded
-    model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
+    model = load_model(config, slots=config.slots, ar_steps=config.ar_steps, senders=config.senders)
     app, port = build_decode(config, model)
 
     def announce(address: Address) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tilert_stream.errors import ConfigError
+
 from .front import LONGEST, byte_front, locate, model_front
 
 if TYPE_CHECKING:
@@ -44,22 +46,28 @@ class Model(Protocol):
         ...
 
 
-def load_model(config: EngineOptions, *, slots: int = 1, ar_steps: int | None = None) -> Model:
+def load_model(
+    config: EngineOptions, *, slots: int = 1, ar_steps: int | None = None, senders: int = 1
+) -> Model:
     """Load what ``config`` names; blocks for seconds.
 
     :param slots: of the decode engine.
     :param ar_steps: the decode engine's longest chain; None: what the device is best at.
+    :param senders: ranks of prefill that a KV cache comes from.
     :raises ~tilert_stream.errors.ConfigError: it is not there, or not of a kind that can be served;
         the message has the command that brings it.
     """
     kind = _Scripted if config.engine == "scripted" else _Torch
-    return kind(config, slots, ar_steps)
+    return kind(config, slots, ar_steps, senders)
 
 
 class _Torch:
-    def __init__(self, config: EngineOptions, slots: int, ar_steps: int | None) -> None:
+    def __init__(
+        self, config: EngineOptions, slots: int, ar_steps: int | None, senders: int
+    ) -> None:
         from tilert_engine.torch import build
 
+        self._senders = senders
         self._built = build(
             locate(config.model),
             slots=slots,
@@ -85,14 +93,26 @@ class _Torch:
 
         checkpoint = self._built.checkpoint
         dtype = str(checkpoint.weights.dtype).removeprefix("torch.")
-        return GqaLayout.of(checkpoint, dtype=dtype, max_seq_len=self._built.max_seq_len)
+        return GqaLayout.of(
+            checkpoint,
+            dtype=dtype,
+            max_seq_len=self._built.max_seq_len,
+            senders=self._senders,
+        )
 
 
 class _Scripted:
-    def __init__(self, config: EngineOptions, slots: int, ar_steps: int | None) -> None:
+    def __init__(
+        self, config: EngineOptions, slots: int, ar_steps: int | None, senders: int
+    ) -> None:
         from tilert_engine.layouts.scripted import ScriptedLayout
         from tilert_engine.scripted import Script, ScriptedDecode, ScriptedPrefill
 
+        if senders != 1:
+            raise ConfigError(
+                f"senders is {senders}; the scripted engine takes KV caches from one rank",
+                param="senders",
+            )
         longest = config.max_seq_len or LONGEST
         steps = ar_steps or 1
         script = Script(chain=lambda _turn: steps)
