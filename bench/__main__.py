@@ -139,7 +139,7 @@ def main() -> None:
     if options.svg:
         write_plots(results, options.svg)
     if options.check:
-        console.print(targets.table(results))
+        console.print(targets.table(targets.targets(results)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rich.table import Table
 from .hosts import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from .results import Results
 
@@ -69,7 +69,7 @@ def targets(results: Results) -> Iterator[Target]:
     yield Target("ours-trio", "end-of-stream gap_p50, × asyncio", ratio, 1.5)
 
 
-def table(results: Results) -> Table:
+def table(promises: Iterable[Target]) -> Table:
     """The promises and what became of them."""
     made = Table(title="Targets", title_justify="left")
     made.add_column("host", no_wrap=True)
@@ -77,7 +77,7 @@ def table(results: Results) -> Table:
     for name in ("measured", "at most"):
         made.add_column(name, justify="right")
     made.add_column("")
-    for target in targets(results):
+    for target in promises:
         value = "" if target.value is None else f"{target.value:,.2f}"
         made.add_row(target.host, target.what, value, f"{target.limit:,g}", target.verdict)
     return made
