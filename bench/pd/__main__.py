@@ -10,6 +10,7 @@ that whatever else the machine does hits all of them alike. Printed are medians 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import tempfile
@@ -24,7 +25,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import report as shared_report
-from bench.__main__ import pin
 from bench.plots import write_plots
 from bench.results import Results
 from bench.targets import table
@@ -84,16 +84,13 @@ def _requests(count: int, itl: float) -> int:
 def measure(options: argparse.Namespace, console: Console) -> Results:
     """Run everything."""
     results = Results(about(options))
-    cpu = pin() if options.pin else None
     python: str = options.peers_python
     names = [name for name in options.routers if installed(name, python)]
     for missing in set(options.routers) - set(names):
         console.print(f"{missing} is not installed for {python}: left out")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, ExitStack() as stack:
-        nodes = stack.enter_context(start_nodes(Path(folder) / "board", None))
-        routers = [
-            stack.enter_context(start(name, nodes, cpu=cpu, python=python)) for name in names
-        ]
+        nodes = stack.enter_context(start_nodes(Path(folder) / "board"))
+        routers = [stack.enter_context(start(name, nodes, python)) for name in names]
         for router in routers:
             uvloop.run(scenarios.warm_up(router))
         progress = stack.enter_context(Progress(console=console, transient=True))
@@ -118,9 +115,8 @@ def about(options: argparse.Namespace) -> dict[str, str]:
     """Under which conditions the figures came to be."""
     return {
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "rounds": str(options.rounds),
-        "pinned": str(options.pin),
     } | {name: version(name) for name in PACKAGES}
 
 
@@ -134,7 +130,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, nargs="+", default=(1, 8, 64, 256))
     parser.add_argument("--itl", type=float, nargs="+", default=(0, 1, 5), help="milliseconds")
     parser.add_argument("--leaving", type=int, default=8, help="how many clients leave; 0: none")
-    parser.add_argument("--no-pin", dest="pin", action="store_false")
     parser.add_argument(
         "--peers-python", default=sys.executable, help="of the environment with the Rust routers"
     )

@@ -41,7 +41,10 @@ def parse(recording: Recording) -> Answer:
     data = b"".join(read for _, read in recording.reads)
     if data and not data.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"stream {recording.stream} was refused: {data[:400]!r}")
-    chunks = _chunks(data, data.find(b"\r\n\r\n") + 4)
+    begin = data.find(b"\r\n\r\n") + 4
+    # What is whole before its head has left may come without chunks.
+    chunked = b"transfer-encoding: chunked" in data[:begin].lower()
+    chunks = _chunks(data, begin) if chunked else [(begin, len(data))]
     ends = list(accumulate(end - begin for begin, end in chunks))
     read_ends = list(accumulate(len(read) for _, read in recording.reads))
 

@@ -6,7 +6,6 @@ is none: the client calls the mock itself.
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -85,18 +84,17 @@ def installed(name: str, python: str) -> bool:
 
 
 @contextmanager
-def start_nodes(path: Path, cpu: int | None) -> Generator[Nodes]:
+def start_nodes(path: Path) -> Generator[Nodes]:
     """Run the mocks until the block is left."""
     command = (sys.executable, "-m", "bench.pd.nodes", str(path))
-    with _running(command, cpu) as process:
+    with _running(command) as process:
         yield Nodes(Board(path), *map(int, _line(process).split()))
 
 
 @contextmanager
-def start(name: str, nodes: Nodes, *, cpu: int | None, python: str) -> Generator[RouterProcess]:
+def start(name: str, nodes: Nodes, python: str) -> Generator[RouterProcess]:
     """Run the router ``name`` until the block is left; it may still be looking for its nodes.
 
-    :param cpu: the only processor that it may use; None: any.
     :param python: of the environment that has the peers.
     """
     if name == "floor":
@@ -104,12 +102,13 @@ def start(name: str, nodes: Nodes, *, cpu: int | None, python: str) -> Generator
         return
     if name == "relay":
         command = (sys.executable, "-m", "bench.pd.relay", str(nodes.prefill), str(nodes.decode))
-        with _running(command, cpu) as process:
+        with _running(command) as process:
             yield RouterProcess(name, nodes, int(_line(process)), process.pid)
         return
     port = free_port()
     make = _ours if name in OURS else _rust
-    with _running(make(name, nodes, port, python), cpu) as process:
+    # What it logs is read by nobody: a pipe would fill, and stop it.
+    with _running(make(name, nodes, port, python), subprocess.DEVNULL) as process:
         _wait(name, process, port)
         yield RouterProcess(name, nodes, port, process.pid)
 
@@ -140,11 +139,11 @@ def _rust(name: str, nodes: Nodes, port: int, python: str) -> Sequence[str]:
 
 
 @contextmanager
-def _running(command: Sequence[str], cpu: int | None) -> Generator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def _running(
+    command: Sequence[str], stdout: int = subprocess.PIPE
+) -> Generator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=stdout)
     try:
-        if cpu is not None:
-            os.sched_setaffinity(process.pid, {cpu})
         yield process
     finally:
         process.kill()

@@ -49,8 +49,8 @@ def test_every_load_gives_its_figures(name: str, tmp_path: Path) -> None:
         return results
 
     with (
-        start_nodes(tmp_path / "board", None) as nodes,
-        start(name, nodes, cpu=None, python="") as router,
+        start_nodes(tmp_path / "board") as nodes,
+        start(name, nodes, "") as router,
     ):
         results = asyncio.run(measure())
     for load in ("1 @ 5 ms", "8 @ 0 ms"):
