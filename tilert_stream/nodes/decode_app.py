@@ -20,6 +20,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio.lowlevel import checkpoint
 from starlette.routing import Route, Router
 
 from tilert_engine.layouts.abc import differences
@@ -57,6 +58,9 @@ MAX_BODY_BYTES: Final = 1024 * 1024
 """Ids are few here: the prompt stays with prefill."""
 
 SIGNATURE: Final = b"tilert-signature"
+
+OVERTAKING: Final = 32
+"""Turns of the loop in which a connection is accepted, and a request read and served."""
 
 
 class DecodeApp:
@@ -137,7 +141,12 @@ class DecodeApp:
             "region": granted.region.id,
             "ttl": granted.ttl,
         }
-        await JSONBody(dumps(answer))(scope, receive, send)
+        try:
+            await JSONBody(dumps(answer))(scope, receive, send)
+        except BaseException:
+            # The router has left without its grant.
+            self.node.withdraw(asked.rid)
+            raise
 
     async def _renew(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         asked = read(RenewBody, body)
@@ -175,9 +184,18 @@ class DecodeApp:
         stream = self._streams.get(rid)
         if stream is not None:
             stream.fail(Cancelled("the router has given the request up"))
-        elif not self.node.withdraw(rid):
+        elif not await self._withdraw(rid):
             raise NotFound(f"no request {rid} holds a slot here")
         await JSONBody(dumps({"cancelled": rid}))(scope, receive, send)
+
+    async def _withdraw(self, rid: str) -> bool:
+        # Each on a connection of its own, a cancel can overtake the reservation that it is meant
+        # for. What had come before it is read within a few turns of the loop.
+        for _ in range(OVERTAKING):
+            if self.node.withdraw(rid):
+                return True
+            await checkpoint()
+        return False
 
     # --- what health checks ask --------------------------------------------------------------
 
