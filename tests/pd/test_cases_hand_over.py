@@ -117,7 +117,7 @@ async def test_kv_13_a_cache_that_lands_after_the_lease_is_awaited(stream: bool)
 
                 tasks.start_soon(ask)
                 await gate.arrival()
-                while not cluster.decode_apps[0].service.ledger.counts:
+                while not (answers or cluster.decode_apps[0].service.ledger.counts):
                     await anyio.lowlevel.checkpoint()
                 # One that nobody comes for was granted later, and is over: so would the other be.
                 await node.promise("later", 9)
@@ -137,8 +137,8 @@ async def test_kv_11_a_request_id_is_not_reserved_while_it_decodes() -> None:
             await gate.arrival()
             (rid,) = cluster.decode_apps[0].node.requests
             status, answer = await post(cluster, "/pd/reserve", rid=rid, max_len=9)
-            assert (status, answer["error"]["code"]) == (409, "request_in_use")
             gate.open()
+        assert (status, answer.get("error", {}).get("code")) == (409, "request_in_use")
         await cluster.idle()
 
 
