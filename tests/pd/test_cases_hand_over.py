@@ -130,14 +130,16 @@ async def test_kv_13_a_cache_that_lands_after_the_lease_is_awaited(stream: bool)
 
 async def test_kv_11_a_request_id_is_not_reserved_while_it_decodes() -> None:
     """Its landing region is free by then, its slot is not; a cancel names the id alone."""
+    found: list[tuple[int, Any]] = []
     with Gate() as gate:
         cluster = Cluster(decode=[Script(before_chain=gate.pass_through)], slots=3)
         async with cluster.running(), anyio.create_task_group() as tasks:
             tasks.start_soon(ask_one, cluster)
             await gate.arrival()
             (rid,) = cluster.decode_apps[0].node.requests
-            status, answer = await post(cluster, "/pd/reserve", rid=rid, max_len=9)
+            found.append(await post(cluster, "/pd/reserve", rid=rid, max_len=9))
             gate.open()
+        ((status, answer),) = found
         assert (status, answer.get("error", {}).get("code")) == (409, "request_in_use")
         await cluster.idle()
 
