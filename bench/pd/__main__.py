@@ -10,13 +10,10 @@ that whatever else the machine does hits all of them alike. Printed are medians 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import sys
 import tempfile
 from contextlib import ExitStack
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,10 +21,8 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import report as shared_report
-from bench.plots import write_plots
 from bench.results import Results
-from bench.targets import table
+from bench.session import about, add_output_options, once, show
 
 from . import scenarios
 from .report import METRICS, PLOTS
@@ -83,7 +78,7 @@ def _requests(count: int, itl: float) -> int:
 
 def measure(options: argparse.Namespace, console: Console) -> Results:
     """Run everything."""
-    results = Results(about(options))
+    results = Results(about(PACKAGES, rounds=options.rounds))
     python: str = options.peers_python
     names = [name for name in options.routers if installed(name, python)]
     for missing in set(options.routers) - set(names):
@@ -101,23 +96,8 @@ def measure(options: argparse.Namespace, console: Console) -> Results:
             for router in routers
         ]
         for number, (scenario, load), router in progress.track(steps):
-            results.add(number, router.name, scenario, uvloop.run(_once(load, router)))
+            results.add(number, router.name, scenario, uvloop.run(once(load, router)))
     return results
-
-
-async def _once(
-    load: Callable[[RouterProcess], Awaitable[Figures]], router: RouterProcess
-) -> Figures:
-    return await load(router)
-
-
-def about(options: argparse.Namespace) -> dict[str, str]:
-    """Under which conditions the figures came to be."""
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "rounds": str(options.rounds),
-    } | {name: version(name) for name in PACKAGES}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -133,26 +113,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--peers-python", default=sys.executable, help="of the environment with the Rust routers"
     )
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--svg", type=Path, help="a folder for charts")
-    parser.add_argument("--check", action="store_true", help="say which targets hold")
-    parser.add_argument("--read", type=Path, help="show these figures in place of measuring")
+    add_output_options(parser)
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Measure, or read what was measured; print, save, draw. What is missed is told, no error."""
+    """Measure, or read what was measured; then show it."""
     options = parse()
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = Results.load(options.read) if options.read else measure(options, console)
-    if options.json:
-        results.save(options.json)
-    for made in shared_report.tables(results, METRICS):
-        console.print(made)
-    if options.svg:
-        write_plots(results, options.svg, PLOTS)
-    if options.check:
-        console.print(table(targets(results)))
+    show(results, options, console, metrics=METRICS, plots=PLOTS, targets=targets)
 
 
 if __name__ == "__main__":

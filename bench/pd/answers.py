@@ -7,30 +7,15 @@ looked for, and a token has arrived with the read that has its last byte.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from bench.client import CONTENT, DONE
+from bench.client import CONTENT, DONE, Answer
 
 if TYPE_CHECKING:
     from bench.client import Recording
 
-__all__ = ("Answer", "parse")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer, by its moments in nanoseconds of ``CLOCK_MONOTONIC``."""
-
-    stream: int
-    asked: int
-    tokens: list[int]
-    """When each token had arrived."""
-    done: int
-    """When ``[DONE]`` had; 0 if it has not."""
-    chunks: int
-    """HTTP chunks with something in them."""
+__all__ = ("parse",)
 
 
 def parse(recording: Recording) -> Answer:

@@ -19,9 +19,8 @@ from .orders import EMITTED, ITL_NS, LEFT, PREFILL_NS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.client import Recording
+    from bench.client import Answer, Recording
 
-    from .answers import Answer
     from .routers import RouterProcess
 
 __all__ = ("PREFILL", "leaving", "streams", "warm_up")
