@@ -106,7 +106,8 @@ class StreamResponse:
         async with create_task_group() as tasks:
             listener = _Listener(tasks.cancel_scope)
             on_disconnect = scope.get("extensions", {}).get(ON_DISCONNECT)
-            if on_disconnect is None or not on_disconnect(listener.left):
+            listening = on_disconnect is None or not on_disconnect(listener.left)
+            if listening:
                 tasks.start_soon(listener.listen, receive)
             opened = False
             try:
@@ -121,7 +122,8 @@ class StreamResponse:
             if outcome is not None and outcome.error is not None:
                 listener.over = True
                 await self._refuse(outcome.error, self._headers)(scope, receive, send)
-            tasks.cancel_scope.cancel()
+            if listening:
+                tasks.cancel_scope.cancel()
 
     async def _write(
         self, stream: Stream[bytes], send: Send, listener: _Listener
