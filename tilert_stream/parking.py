@@ -63,13 +63,13 @@ class _AsyncioParking:
     def unpark(self) -> bool:
         # A thread's number is used again after its end: a loop that has ended has no thread.
         if threading.get_ident() == self._thread and not self._loop.is_closed():
-            self._wake()
+            self._wake_at_once()
             return True
         taken = self._take()
         try:
             if taken is None:
                 # It may be about to park: by the time the loop comes to this it has.
-                self._loop.call_soon_threadsafe(self._wake)
+                self._loop.call_soon_threadsafe(self._wake_at_once)
             else:
                 step, context = taken
                 self._loop.call_soon_threadsafe(step, self, context=context)
@@ -83,7 +83,22 @@ class _AsyncioParking:
         except IndexError:
             return None
 
+    def _wake_at_once(self) -> None:
+        """Step the task here and now where the loop itself calls, in a later turn where a task does.
+
+        One task cannot step another. A turn of the loop is a system call.
+        """
+        if asyncio.current_task(self._loop) is not None:
+            self._wake()
+        elif (taken := self._take()) is not None:
+            step, context = taken
+            context.run(step, self)
+
     def _wake(self) -> bool:
+        """Bring the task's step into the loop's next turn; False if there is none.
+
+        What cancels counts on it that nothing runs meanwhile.
+        """
         taken = self._take()
         if taken is None:
             return False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from anyio import AsyncContextManagerMixin, CancelScope, Event, create_task_group, to_thread
 
+from .channels import interrupted
 from .completion import Completion
 from .errors import EngineDied, NotReady
 from .lease import Ledger
@@ -83,6 +84,8 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         self._tasks: TaskGroup | None = None
         self._died: Completion[EngineDied] | None = None
         self._draining = False
+        self._streams: set[Stream[Any]] = set()
+        """Begun in the service's own task group, by readers who may outlive it."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Service[Out]]:
@@ -110,6 +113,9 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
                     # Raised below, outside the task group, which would wrap it into a group.
                     failure = error
                 finally:
+                    for stream in self._streams:
+                        # Its tokens may come without a task that could be cancelled.
+                        stream.scope.mailbox.put(interrupted())
                     self._tasks.cancel_scope.cancel()
         finally:
             self._tasks = None
@@ -197,12 +203,14 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
             coalesce=self._coalesce,
             watchdog=self._watchdog,
         )
+        self._streams.add(stream)
         stream.start(tasks)
         try:
             async for items in stream:
                 for item in items:
                     yield item
         finally:
+            self._streams.discard(stream)
             stream.close()
         if stream.outcome is not None and stream.outcome.error is not None:
             raise stream.outcome.error

@@ -12,31 +12,24 @@ is told.
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Final, NoReturn
-
-from anyio import move_on_after
+from typing import TYPE_CHECKING, Final
 
 from ..errors import Busy, InvalidRequest, NotReady
-from ..http.client.errors import ConnectFailed, UpstreamClosed, UpstreamError
+from ..http.client.errors import ConnectFailed, UpstreamError
 from .errors import LayoutMismatch, ReservationLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from ..errors import TilertStreamError
     from ..events import GenerateRequest
     from .decode_call import DecodeCall, Grant
     from .janitor import Janitor
+    from .keeper import Keeper
     from .pool import Member, Pool, Visit
 
 __all__ = ("Reservation",)
 
-logger = logging.getLogger(__name__)
-
-RENEWALS: Final = 3
-"""So many tries fit into a grant's time."""
-
-_DEAD: Final = (ConnectFailed, UpstreamClosed)
 _SKIP: Final = (Busy, NotReady, UpstreamError)
 _NOT_GRANTED: Final = (Busy, NotReady, InvalidRequest, ConnectFailed, LayoutMismatch)
 
@@ -52,11 +45,13 @@ class Reservation:
         request: GenerateRequest,
         pool: Pool[DecodeCall],
         janitor: Janitor,
+        keeper: Keeper,
         layout: Mapping[str, object] | None = None,
     ) -> None:
         self.request = request
         self._pool = pool
         self._janitor = janitor
+        self._keeper = keeper
         self._layout = layout
         self._member: Member[DecodeCall] | None = None
         self._visit: Visit | None = None
@@ -118,34 +113,22 @@ class Reservation:
         self._member = member
         self._visit = member.visit()
 
-    async def keep(self) -> NoReturn:
-        """Keep the grant alive until cancelled.
+    def keep(self, lost: Callable[[TilertStreamError], object]) -> Callable[[], None]:
+        """Keep the grant alive until the returned function is called. Sync.
 
-        Renews it by the clock, and whenever the node has ended its idle connection: a process that
-        dies is known at once.
-
-        :raises ReservationLost: the node does not hold it any more.
-        :raises ~tilert_stream.http.client.UpstreamError: the node has not answered in all its time.
+        :param lost: called with the reason when it is lost: ``ReservationLost``, or why the node
+            has not renewed it in all its time.
         """
-        grant, node = self.grant, self.node
-        pause = grant.ttl / RENEWALS
-        failures = 0
-        while True:
-            with move_on_after(pause):
-                await node.client.wait_closed(node.origin)
-            if not grant.promised:
-                continue
-            try:
-                await node.renew(grant)
-                failures = 0
-            except ReservationLost:
+        grant = self.grant
+        if not grant.promised:
+            return _nothing
+
+        def tell(error: TilertStreamError) -> None:
+            if isinstance(error, ReservationLost):
                 self.settled = True
-                raise
-            except UpstreamError as error:
-                failures += 1
-                if isinstance(error, _DEAD) or failures == RENEWALS:
-                    raise
-                logger.info("%s: not renewed: %s", self.name, error)
+            lost(error)
+
+        return self._keeper.keep(self.node, grant, tell).stop
 
     def release(self, _reason: str) -> None:
         """Give it back. Sync, idempotent: the janitor tells the node."""
@@ -164,3 +147,7 @@ class Reservation:
         """Tell the node that the request has ended. Sync."""
         node, request = self.node, self.request.id
         self._janitor.submit(f"cancel of {request} at {self.name}", lambda: node.cancel(request))
+
+
+def _nothing() -> None:
+    """A stock node has promised nothing that could be kept."""

@@ -305,7 +305,10 @@ class Exchange:
             )
         head = self._conn.send(response)
         self._framing = choose_framing(
-            response, bodiless=self._bodiless, chunks_allowed=self._chunks_allowed
+            response.status_code,
+            {name for name, _ in response.headers},
+            bodiless=self._bodiless,
+            chunks_allowed=self._chunks_allowed,
         )
         self._record.status = response.status_code
         for name, value in response.headers:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from anyio import CancelScope, create_task_group
+from anyio import CancelScope
 
 from tilert_stream.cluster.decode_stream import DecodeStream
 from tilert_stream.cluster.reservation import Reservation
-from tilert_stream.errors import Cancelled, InvalidRequest, TilertStreamError
-from tilert_stream.events import KVReady, Prefilled, Reserved
+from tilert_stream.errors import Cancelled, InvalidRequest
+from tilert_stream.events import Finished, KVReady, Prefilled, Reserved
+from tilert_stream.fusion import stage_error
 from tilert_stream.http.client import UpstreamError
 
 from .hand_over.destination import Destination, Grant, params_for
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
     from tilert_stream.cluster.decode_call import DecodeCall
     from tilert_stream.cluster.janitor import Janitor
+    from tilert_stream.cluster.keeper import Keeper
     from tilert_stream.cluster.pool import Member, Pool
     from tilert_stream.cluster.prefill_call import PrefillAnswer, PrefillCall
+    from tilert_stream.errors import TilertStreamError
     from tilert_stream.events import GenerateRequest, TokenBatch
     from tilert_stream.http.client import Response
     from tilert_stream.mailbox import Mailbox
@@ -80,10 +83,18 @@ class RemotePrefill:
         """Prefill's answer, or why the reservation was lost meanwhile."""
         params = _kv_transfer_params(reservation)
         answer: PrefillAnswer | None = None
-        failure: TilertStreamError | None = None
-        lost: UpstreamError | None = None
+        lost: TilertStreamError | None = None
+        asking = True
         cancel = CancelScope()
-        hold = scope.lease.hold("prefill", lambda _reason: cancel.cancel())
+
+        def stop(_reason: str) -> None:
+            if asking:
+                cancel.cancel()
+
+        def give_up(error: TilertStreamError) -> None:
+            nonlocal lost
+            lost = error
+            stop("reservation lost")
 
         async def ask(member: Member[PrefillCall]) -> PrefillAnswer:
             visit = member.visit()
@@ -92,36 +103,27 @@ class RemotePrefill:
             finally:
                 visit.leave()
 
-        async def keep() -> None:
-            nonlocal lost
-            try:
-                await reservation.keep()
-            except UpstreamError as error:
-                lost = error
-                cancel.cancel()
-
-        with cancel:
-            async with create_task_group() as tasks:
-                tasks.start_soon(keep)
-                try:
-                    answer = await self._pool.first(ask)
-                except TilertStreamError as error:
-                    failure = error
-                tasks.cancel_scope.cancel()
-        hold.release("prefilled")
+        hold = scope.lease.hold("prefill", stop)
+        stop_keeping = reservation.keep(give_up)
+        try:
+            with cancel:
+                answer = await self._pool.first(ask)
+        finally:
+            asking = False
+            stop_keeping()
+            hold.release("prefilled")
         if answer is not None:
             return answer
-        if failure is not None:
-            raise failure
-        if lost is not None:
+        if isinstance(lost, UpstreamError):
             return lost
-        raise Cancelled(f"request {scope.request.id} ended before prefill had answered")
+        raise lost or Cancelled(f"request {scope.request.id} ended before prefill had answered")
 
 
 class RemoteDecode:
     """A ``DecodeNode`` on a pool of decode nodes, ours or TileRT's.
 
     :param janitor: tells nodes what has ended, and reads late bodies; entered by whoever made it.
+    :param keeper: keeps reservations alive; entered like the janitor.
     :param layout: of prefill's KV caches, field by field, where it is known: nodes that cannot
         take them are found before anything is computed.
     """
@@ -130,11 +132,13 @@ class RemoteDecode:
         self,
         pool: Pool[DecodeCall],
         janitor: Janitor,
+        keeper: Keeper,
         *,
         layout: Mapping[str, object] | None = None,
     ) -> None:
         self._pool = pool
         self._janitor = janitor
+        self._keeper = keeper
         self._layout = layout
         self.where = _where(pool)
 
@@ -153,7 +157,9 @@ class RemoteDecode:
                 f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
                 param="max_tokens",
             )
-        reservation = Reservation(request, self._pool, self._janitor, self._layout)
+        reservation = Reservation(
+            request, self._pool, self._janitor, self._keeper, self._layout
+        )
         scope.lease.hold("reservation", reservation.release)
         await reservation.claim()
         return Reserved(reservation.grant.region, reservation)
@@ -174,8 +180,14 @@ class RemoteDecode:
         return KVReady(stream)
 
     async def decode(self, ready: KVReady, scope: RequestScope) -> None:
-        """Read the stream into the mailbox, up to the request's end."""
-        await cast("_RemoteStream", ready.sequence).run(scope.mailbox)
+        """Let the stream flow into the mailbox, up to the request's end.
+
+        Where the event loop itself reads sockets, it also passes the tokens on: this returns then,
+        and no task stands between the node and the mailbox.
+        """
+        stream = cast("_RemoteStream", ready.sequence)
+        if not stream.flow_into(scope.mailbox):
+            await stream.run(scope.mailbox)
 
 
 class _RemoteStream:
@@ -190,24 +202,61 @@ class _RemoteStream:
         self._janitor = janitor
         self._ours = True
 
+    def flow_into(self, mailbox: Mailbox[TokenBatch]) -> bool:
+        """Pass on what is there, and have the event loop do so with what comes. Sync.
+
+        False: this event loop does not.
+        """
+
+        def pass_on() -> None:
+            try:
+                while self._lines.finished is None:
+                    data = self._response.receive_ready()
+                    if data is None or not self._pass(data, mailbox):
+                        return
+            except Exception as error:  # noqa: BLE001 - the loop would only log it; it ends its request
+                mailbox.put(Finished.failed(stage_error("decode", error)))
+
+        if not self._response.on_ready(pass_on):
+            return False
+        pass_on()
+        return True
+
     async def run(self, mailbox: Mailbox[TokenBatch]) -> None:
-        """Pass on what comes, each read in one hand-off, until the request has ended."""
+        """Pass on what comes until the request has ended."""
         while self._lines.finished is None:
-            data = await self._response.receive()
-            items = self._lines.feed(data) if data else self._lines.eof()
-            if items and not mailbox.put(*items):
+            if not self._pass(await self._response.receive(), mailbox):
                 return
-        self._part()
+
+    def _pass(self, data: bytes, mailbox: Mailbox[TokenBatch]) -> bool:
+        """Pass on what one read has brought, in one hand-off; whether anybody takes it."""
+        items = self._lines.feed(data) if data else self._lines.eof()
+        taken = not items or mailbox.put(*items)
+        if self._lines.finished is not None:
+            # Whoever wrote the last tokens may have gone by now, and released this.
+            self._part()
+        return taken
+
+    def release(self, _reason: str) -> None:
+        """Close the stream, if it is still the request's. Sync."""
+        if self._lines.finished is not None:
+            self._part()
+        elif self._ours:
+            self._ours = False
+            self._response.close()
 
     def _part(self) -> None:
-        """Leave what is still to come to the janitor: nobody waits for it."""
+        """Give the connection back; what is still to come goes to the janitor. Idempotent."""
+        if not self._ours:
+            return
+        self._ours = False
         reservation, finished = self._reservation, self._lines.finished
         if self._response.complete or (finished is not None and finished.error is not None):
             self._response.close()
             reservation.settled = self._lines.node_ended
             return
-        self._ours = False
         reservation.settled = True
+        self._response.on_ready(None)
         name = f"end of {reservation.request.id} at {reservation.name}"
         self._janitor.submit(name, self._drain, self._finish)
 
@@ -222,11 +271,6 @@ class _RemoteStream:
         self._response.close()
         if not self._lines.node_ended:
             self._reservation.cancel()
-
-    def release(self, _reason: str) -> None:
-        """Close the stream, if it is still the request's. Sync."""
-        if self._ours:
-            self._response.close()
 
 
 def _kv_transfer_params(reservation: Reservation) -> dict[str, object]:

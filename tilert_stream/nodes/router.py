@@ -12,6 +12,7 @@ from tilert_stream.asgi.endpoint import Endpoint
 from tilert_stream.asgi.response import JSONBody
 from tilert_stream.cluster.decode_call import DecodeCall
 from tilert_stream.cluster.janitor import Janitor
+from tilert_stream.cluster.keeper import Keeper
 from tilert_stream.cluster.pool import Pool
 from tilert_stream.cluster.prefill_call import PrefillCall
 from tilert_stream.http.client import HTTPClient
@@ -103,13 +104,13 @@ def remote_service(
     :param coalesce: seconds to wait for more tokens after each wake.
     :param time_limits: how long each part of a request may take.
     """
-    janitor = Janitor()
-    decode = RemoteDecode(nodes.decode, janitor)
+    janitor, keeper = Janitor(), Keeper()
+    decode = RemoteDecode(nodes.decode, janitor, keeper)
 
     @asynccontextmanager
     async def outgoing() -> AsyncGenerator[None]:
         with nodes.client:
-            async with janitor:
+            async with janitor, keeper:
                 yield
 
     pipeline = (

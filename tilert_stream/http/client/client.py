@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from types import TracebackType
 
-    from .connection import Head
+    from .head import Head
     from .origin import Origin
 
 __all__ = ("ClientStatistics", "HTTPClient")
@@ -219,20 +219,23 @@ class HTTPClient:
 
         return Response(head, connection, origin.label, give_back)
 
+    def has_idle(self, origin: Origin) -> bool:
+        """Whether a connection is kept for ``origin`` now; it may have ended."""
+        return bool(self._idle.get(origin))
+
     async def wait_closed(self, origin: Origin) -> None:
         """Wait until the server ends a connection that is idle now; for ever if none is.
 
-        The death of a process shows here at once. So does the server's own idle time-out.
+        The death of a process shows here at once. So does the server's own idle time-out. The
+        connection counts neither as idle nor as in use meanwhile.
         """
         connection = self._take_idle(origin)
         if connection is None:
             await anyio.sleep_forever()
             return
-        self._in_use += 1
         try:
             await connection.wait_ended()
         finally:
-            self._in_use -= 1
             self._keep(origin, connection, reusable=not connection.is_stale())
 
     # --- connections -------------------------------------------------------------------------
@@ -271,7 +274,6 @@ class HTTPClient:
             return
         if len(connections) >= self._max_idle:
             connections.pop(0).close()
-        connection.rest()
         connections.append(connection)
 
 

@@ -16,16 +16,17 @@ import anyio
 import h11
 
 from ..errors import ClientGone
-from ..framing import choose_framing
 from ..sockets import close, receive_ready
-from .body import body_reader
 from .errors import UpstreamClosed, UpstreamInvalid, UpstreamTimeout
+from .head import make_head, read_plain_head
 from .reader import make_reader
 
 if TYPE_CHECKING:
-    from .body import BodyReader
+    from collections.abc import Callable
 
-__all__ = ("ClientConnection", "Head", "Request")
+    from .head import Head
+
+__all__ = ("ClientConnection", "Request")
 
 INTERIM_MAX: Final = 16
 """Answers of the 1xx kind that may come before the real one."""
@@ -40,18 +41,6 @@ class Request(NamedTuple):
     """What h11 is told of it: how an answer is framed depends on the method alone."""
     data: bytes
     """All of its bytes."""
-
-
-class Head(NamedTuple):
-    """The head of an answer."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    """Names in lower case."""
-    body: BodyReader
-    left: bytes
-    """What was read beyond the head."""
-    keep_alive: bool
 
 
 class ClientConnection:
@@ -81,22 +70,18 @@ class ClientConnection:
     def is_stale(self) -> bool:
         """Whether the server has closed it, or has said something unasked. Never a checkpoint."""
         try:
-            return not self._reader.rest() or receive_ready(self._sock) is not None
+            return self._reader.ready or receive_ready(self._sock) is not None
         except ClientGone:
             return True
 
     async def wait_ended(self) -> None:
         """Wait until the server closes it, or says something unasked. Always a checkpoint."""
-        await anyio.wait_readable(self._sock)
+        await self._reader.wait()
 
     def close(self) -> None:
         """Close now; the server sees it at once. Idempotent."""
         self._reader.close()
         close(self._sock)
-
-    def rest(self) -> None:
-        """Be idle: cost the event loop nothing."""
-        self._reader.rest()
 
     # --- one exchange ------------------------------------------------------------------------
 
@@ -111,15 +96,10 @@ class ClientConnection:
         :raises UpstreamTimeout: the server took nothing, or did not answer.
         """
         self.answered = False
-        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=max_header_bytes)
         try:
-            parser.send(request.head)
-            parser.send(_END)
             unsent = await self._write(request.data)
             with anyio.move_on_after(head_timeout):
-                head = await self._read_head(
-                    parser, unsent, bodiless=request.head.method == b"HEAD"
-                )
+                head = await self._read_head(request.head, unsent, max_header_bytes)
                 # Whoever answers early may never read the rest, and would wait for it for ever.
                 return head if unsent is None else head._replace(keep_alive=False)
         except BaseException:
@@ -135,9 +115,10 @@ class ClientConnection:
         :raises UpstreamTimeout: nothing was taken for ``write_stall_timeout`` seconds.
         """
         self._sent = 0
-        while self._sent < len(data):
+        view = memoryview(data)
+        while self._sent < len(view):
             try:
-                self._sent += self._sock.send(memoryview(data)[self._sent :])
+                self._sent += self._sock.send(view[self._sent :])
             except (BlockingIOError, ssl.SSLWantWriteError):
                 await self._wait_writable()
             except OSError as error:
@@ -166,20 +147,34 @@ class ClientConnection:
         return int.from_bytes(count, sys.byteorder) >= self._sent
 
     async def _read_head(
-        self, parser: h11.Connection, unsent: OSError | None, *, bodiless: bool
+        self, request: h11.Request, unsent: OSError | None, max_header_bytes: int
     ) -> Head:
+        data = await self._receive(unsent)
+        self.answered = True
+        bodiless = request.method == b"HEAD"
+        head = read_plain_head(data, limit=max_header_bytes, bodiless=bodiless)
+        if head is not None:
+            return head
+        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=max_header_bytes)
+        parser.send(request)
+        parser.send(_END)
+        parser.receive_data(data)
         for _ in range(INTERIM_MAX):
             try:
                 while (event := parser.next_event()) is h11.NEED_DATA:
-                    data = await self._receive(unsent)
-                    self.answered = True
-                    parser.receive_data(data)
+                    parser.receive_data(await self._receive(unsent))
             except h11.ProtocolError as error:
                 raise UpstreamInvalid(
                     f"{self._label} did not answer in HTTP/1.1: {str(error).partition(':')[0]}"
                 ) from error
             if isinstance(event, h11.Response):
-                return _head(event, parser.trailing_data[0], bodiless=bodiless)
+                return make_head(
+                    event.status_code,
+                    event.http_version,
+                    list(event.headers),
+                    parser.trailing_data[0],
+                    bodiless=bodiless,
+                )
         raise UpstreamInvalid(f"{self._label} sent {INTERIM_MAX} interim answers and no real one")
 
     async def _receive(self, unsent: OSError | None) -> bytes:
@@ -200,27 +195,28 @@ class ClientConnection:
         try:
             data = await self._reader.receive()
         except ClientGone as error:
-            raise UpstreamClosed(
-                f"the connection to {self._label} broke: {error.__cause__ or error}", retry_after=1
-            ) from error
+            raise self._broken(error) from error
         self._ended = not data
         return data
 
+    def on_ready(self, callback: Callable[[], object] | None) -> bool:
+        """Have ``callback`` called whenever ``receive_ready`` has something; None: no more.
 
-def _head(response: h11.Response, left: bytes, *, bodiless: bool) -> Head:
-    headers = list(response.headers)
-    values = dict(headers)
-    framing = choose_framing(
-        response,
-        bodiless=bodiless,
-        chunks_allowed=b"transfer-encoding" in values,
-    )
-    body = body_reader(framing, int(values.get(b"content-length", b"0")))
-    closes = (
-        response.http_version < b"1.1"
-        # Two ends of one body: whoever is between may have seen the other (RFC 9112, 6.3).
-        or {b"transfer-encoding", b"content-length"} <= values.keys()
-        or any(name == b"connection" and b"close" in value.lower() for name, value in headers)
-    )
-    keep_alive = not closes and framing != "close"
-    return Head(response.status_code, headers, body, left, keep_alive)
+        False: this event loop has no such calls, and ``receive`` is the only way. Sync.
+        """
+        return self._reader.on_ready(callback)
+
+    def receive_ready(self) -> bytes | None:
+        """What is there; None: nothing, empty at the end of the input. Never a checkpoint.
+
+        :raises UpstreamClosed: the connection was reset.
+        """
+        try:
+            return self._reader.take()
+        except ClientGone as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: ClientGone) -> UpstreamClosed:
+        return UpstreamClosed(
+            f"the connection to {self._label} broke: {error.__cause__ or error}", retry_after=1
+        )

@@ -11,7 +11,8 @@ from .errors import UpstreamClosed, UpstreamInvalid, UpstreamTimeout
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from .connection import ClientConnection, Head
+    from .connection import ClientConnection
+    from .head import Head
 
 __all__ = ("Response",)
 
@@ -63,14 +64,44 @@ class Response:
                     return b""
                 self._left = await self._connection.receive()
                 if not self._left:
-                    if self._body.end():
-                        return b""
-                    raise UpstreamClosed(
-                        f"{self.label} closed the connection in the middle of its answer"
-                    )
+                    return self._end()
             content = self._feed()
             if content:
                 return content
+
+    def on_ready(self, callback: Callable[[], object] | None) -> bool:
+        """Have ``callback`` called when ``receive_ready`` may have something, until ``close``.
+
+        For whoever can do without a task; nothing is called for what is there already. None: no
+        longer. False: this event loop has no such calls, a task has to ``receive``. Sync.
+        """
+        return self._connection.on_ready(callback)
+
+    def receive_ready(self) -> bytes | None:
+        """``receive`` that never waits: None where it would. Sync.
+
+        :raises UpstreamClosed: as ``receive``.
+        :raises UpstreamInvalid: as ``receive``.
+        """
+        while True:
+            if not self._left:
+                if self._body.complete:
+                    return b""
+                data = self._connection.receive_ready()
+                if data is None:
+                    return None
+                if not data:
+                    return self._end()
+                self._left = data
+            content = self._feed()
+            if content:
+                return content
+
+    def _end(self) -> bytes:
+        """The connection has ended, and with it the body, if it may."""
+        if self._body.end():
+            return b""
+        raise UpstreamClosed(f"{self.label} closed the connection in the middle of its answer")
 
     def _feed(self) -> bytes:
         """The content of what has been read."""
@@ -115,6 +146,7 @@ class Response:
         if self._give_back is not None:
             give_back, self._give_back = self._give_back, None
             reusable = self._keep_alive and self.complete and self._body.clean
+            self._connection.on_ready(None)
             give_back(self._connection, reusable)
 
 
