@@ -84,7 +84,7 @@ class _AsyncioParking:
             return None
 
     def _wake_at_once(self) -> None:
-        """Step the task here and now where the loop itself calls, in a later turn where a task does.
+        """Step the task now where the loop itself calls this, in the next turn where a task does.
 
         One task cannot step another. A turn of the loop is a system call.
         """

@@ -16,6 +16,7 @@ from tilert_stream.cluster.decode_lines import (
     DecodeError,
     DecodeLines,
     DecodeTokens,
+    plain_ids,
 )
 from tilert_stream.cluster.decode_stream import DecodeItem, DecodeStream
 from tilert_stream.cluster.errors import DecodeFailed
@@ -261,3 +262,41 @@ def test_any_bytes_end_in_one_end(parts: list[bytes], cuts: list[int]) -> None:
     assert end is not None
     assert end.error is None or end.error.status == 502
     assert all(token >= 0 for token in ids)
+
+
+LINES = st.lists(
+    st.sampled_from(
+        [
+            b'{"t":[1]}',
+            b'{"t": [1, 22]}',
+            b'{"t":[0,999999999]}',
+            b'{"t":[]}',
+            b'{"t":[01]}',
+            b'{"t":[-1]}',
+            b'{"t":[4294967296]}',
+            b'{"t":[1],"lp":[[0]]}',
+            b'{"t":[1.0]}',
+            b'{"done":true,"n":1}',
+            b"",
+        ]
+    ),
+    max_size=4,
+)
+
+
+@given(LINES, st.sampled_from([b"", b"\n", b"\r\n", b"x", b'{"t":']))
+def test_plain_lines_are_read_alike(lines: list[bytes], rest: bytes) -> None:
+    data = b"".join(line + b"\n" for line in lines) + rest
+    ids = plain_ids(data)
+    if ids is not None:
+        read = DecodeLines()
+        assert [
+            i for line in read.feed(data) if isinstance(line, DecodeTokens) for i in line.ids
+        ] == ids
+        assert read.between
+
+
+def test_which_lines_are_plain() -> None:
+    assert plain_ids(b'{"t":[1]}\n{"t": [2, 30]}\n') == [1, 2, 30]
+    for other in (b"", b'{"t":[1]}', b'{"t":[01]}\n', b'{"t":[]}\n', b'{"t":[1],"lp":[[0]]}\n'):
+        assert plain_ids(other) is None

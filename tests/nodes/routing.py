@@ -130,9 +130,7 @@ class Router:
                 for number, host in enumerate(decodes)
             ],
         )
-        decode = RemoteDecode(
-            self.decodes, self.janitor, self.keeper, layout=options.get("layout")
-        )
+        decode = RemoteDecode(self.decodes, self.janitor, self.keeper, layout=options.get("layout"))
         self.pipeline = (
             Pipeline()
             .then(Reserve(decode))

@@ -14,6 +14,7 @@ lines, and objects with none of the three keys, are ignored: a node may add some
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -25,7 +26,12 @@ from .json_fields import as_list, as_object, token_id
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("DecodeDone", "DecodeError", "DecodeLine", "DecodeLines", "DecodeTokens")
+__all__ = ("DecodeDone", "DecodeError", "DecodeLine", "DecodeLines", "DecodeTokens", "plain_ids")
+
+_PLAIN: Final = re.compile(
+    rb'(?:\{"t": ?\[{0}(?:, ?{0})*\]\}\n)+'.replace(b"{0}", rb"(?:0|[1-9][0-9]{0,8})")
+)
+_ID: Final = re.compile(rb"[0-9]+")
 
 LINE_BYTES: Final = 1024 * 1024
 """The longest line: 100,000 ids, or 1,000 with 20 logprobs each."""
@@ -70,6 +76,11 @@ class DecodeLines:
         self.ended = False
         """``done`` or ``error`` has come."""
 
+    @property
+    def between(self) -> bool:
+        """Whether the next byte begins a line that is to be read."""
+        return not self._held and not self.ended
+
     def feed(self, data: bytes) -> list[DecodeLine]:
         """The lines that ``data`` completes.
 
@@ -94,6 +105,14 @@ class DecodeLines:
                     self.ended = True
                     break
         return lines
+
+
+def plain_ids(data: bytes) -> list[int] | None:
+    """The ids of whole lines that bring nothing but ids; None if there is anything else in them.
+
+    It reads no other bytes than ``DecodeLines`` does, and reads them alike, all lines at once.
+    """
+    return list(map(int, _ID.findall(data))) if _PLAIN.fullmatch(data) else None
 
 
 def _read(line: bytes) -> DecodeLine | None:

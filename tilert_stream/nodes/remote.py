@@ -157,9 +157,7 @@ class RemoteDecode:
                 f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
                 param="max_tokens",
             )
-        reservation = Reservation(
-            request, self._pool, self._janitor, self._keeper, self._layout
-        )
+        reservation = Reservation(request, self._pool, self._janitor, self._keeper, self._layout)
         scope.lease.hold("reservation", reservation.release)
         await reservation.claim()
         return Reserved(reservation.grant.region, reservation)
@@ -207,19 +205,26 @@ class _RemoteStream:
 
         False: this event loop does not.
         """
+        response, lines = self._response, self._lines
 
-        def pass_on() -> None:
+        def pass_on() -> bool:
             try:
-                while self._lines.finished is None:
-                    data = self._response.receive_ready()
-                    if data is None or not self._pass(data, mailbox):
-                        return
+                data = response.receive_ready()
+                if data is None:
+                    return False
+                self._pass(data, mailbox)
+                if response.complete and lines.finished is None:
+                    self._pass(b"", mailbox)
             except Exception as error:  # noqa: BLE001 - the loop would only log it; it ends its request
                 mailbox.put(Finished.failed(stage_error("decode", error)))
+                return False
+            return True
 
-        if not self._response.on_ready(pass_on):
+        if not response.on_ready(pass_on):
             return False
-        pass_on()
+        more = True
+        while more and lines.finished is None:
+            more = pass_on()
         return True
 
     async def run(self, mailbox: Mailbox[TokenBatch]) -> None:

@@ -62,8 +62,8 @@ class Reader(Protocol):
     def on_ready(self, callback: Callable[[], object] | None) -> bool:
         """Call ``callback`` when something has come, in place of a task; None: no longer. Sync.
 
-        It is called by the event loop, outside of any task, and must not raise. False: the loop
-        calls nobody, only ``receive`` can be used.
+        It is called by the event loop, outside of any task, takes what is there, and must not
+        raise. False: the loop calls nobody, only ``receive`` can be used.
         """
         ...
 
@@ -162,10 +162,12 @@ class _RegisteredReader:
         except ClientGone as error:
             self._unregister()
             self._failure = error
-        if self._callback is not None:
+        while self._callback is not None:
             self._callback()
-        else:
-            self._parking.unpark()
+            if not self._pieces:
+                return
+            # What is left is the end, which is told on its own.
+        self._parking.unpark()
 
     def _register(self) -> None:
         if not self._registered:
