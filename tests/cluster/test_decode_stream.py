@@ -16,7 +16,6 @@ from tilert_stream.cluster.decode_lines import (
     DecodeError,
     DecodeLines,
     DecodeTokens,
-    plain_ids,
 )
 from tilert_stream.cluster.decode_stream import DecodeItem, DecodeStream
 from tilert_stream.cluster.errors import DecodeFailed
@@ -284,19 +283,25 @@ LINES = st.lists(
 )
 
 
-@given(LINES, st.sampled_from([b"", b"\n", b"\r\n", b"x", b'{"t":']))
-def test_plain_lines_are_read_alike(lines: list[bytes], rest: bytes) -> None:
-    data = b"".join(line + b"\n" for line in lines) + rest
-    ids = plain_ids(data)
-    if ids is not None:
-        read = DecodeLines()
-        assert [
-            i for line in read.feed(data) if isinstance(line, DecodeTokens) for i in line.ids
-        ] == ids
-        assert read.between
+@given(LINES, st.sampled_from([b"", b"\r\n", b"x", b'{"t":']))
+def test_lines_read_at_once_and_one_by_one(lines: list[bytes], rest: bytes) -> None:
+    whole = b"".join(line + b"\n" for line in lines) + rest
+    # A line that is held back from the read before is read on its own.
+    cuts = [place for place, byte in enumerate(whole) if byte == ord("[")]
+    assert read_lines([whole]) == read_lines(pieces(whole, cuts))
 
 
-def test_which_lines_are_plain() -> None:
-    assert plain_ids(b'{"t":[1]}\n{"t": [2, 30]}\n') == [1, 2, 30]
-    for other in (b"", b'{"t":[1]}', b'{"t":[01]}\n', b'{"t":[]}\n', b'{"t":[1],"lp":[[0]]}\n'):
-        assert plain_ids(other) is None
+def read_lines(parts: list[bytes]) -> tuple[list[object], bool]:
+    """The ids, the other lines, and the fault if there is one."""
+    reader, read = DecodeLines(), list[object]()
+    try:
+        for part in parts:
+            for found in reader.feed(part):
+                if isinstance(found, DecodeTokens) and found.logprobs is None:
+                    read += found.ids
+                else:
+                    read.append(found)
+    except ValueError as error:
+        # Which of the lines before it have been given depends on the reads.
+        return [str(error)], reader.ended
+    return read, reader.ended

@@ -26,11 +26,11 @@ from .json_fields import as_list, as_object, token_id
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("DecodeDone", "DecodeError", "DecodeLine", "DecodeLines", "DecodeTokens", "plain_ids")
+__all__ = ("DecodeDone", "DecodeError", "DecodeLine", "DecodeLines", "DecodeTokens")
 
-_PLAIN: Final = re.compile(
-    rb'(?:\{"t": ?\[{0}(?:, ?{0})*\]\}\n)+'.replace(b"{0}", rb"(?:0|[1-9][0-9]{0,8})")
-)
+_NUMBER: Final = rb"(?:0|[1-9][0-9]{0,8})"
+_PLAIN: Final = re.compile(rb'(?:\{"t": ?\[%b(?:, ?%b)*\]\}\n)+' % (_NUMBER, _NUMBER))
+"""Lines that bring nothing but ids, as all but the last of most streams do."""
 _ID: Final = re.compile(rb"[0-9]+")
 
 LINE_BYTES: Final = 1024 * 1024
@@ -76,18 +76,21 @@ class DecodeLines:
         self.ended = False
         """``done`` or ``error`` has come."""
 
-    @property
-    def between(self) -> bool:
-        """Whether the next byte begins a line that is to be read."""
-        return not self._held and not self.ended
-
     def feed(self, data: bytes) -> list[DecodeLine]:
-        """The lines that ``data`` completes.
+        """The lines that ``data`` completes; those that bring nothing but ids are given as one.
 
         :raises ValueError: a line is none of the above, or too long; it says why.
         """
         if self.ended:
             return []
+        lines: list[DecodeLine] = []
+        plain = _PLAIN.match(data) if not self._held and len(data) <= LINE_BYTES else None
+        if plain is not None:
+            ids = _ID.findall(data, 0, plain.end())
+            lines.append(DecodeTokens(tuple(map(int, ids))))
+            if plain.end() == len(data):
+                return lines
+            data = data[plain.end() :]
         *complete, rest = data.split(b"\n")
         if self._held and complete:
             complete[0] = b"".join((*self._held, complete[0]))
@@ -96,7 +99,6 @@ class DecodeLines:
             self._held.append(rest)
             if sum(map(len, self._held)) > LINE_BYTES:
                 raise ValueError(f"a line is over {LINE_BYTES} bytes")
-        lines: list[DecodeLine] = []
         for line in complete:
             read = _read(line)
             if read is not None:
@@ -105,14 +107,6 @@ class DecodeLines:
                     self.ended = True
                     break
         return lines
-
-
-def plain_ids(data: bytes) -> list[int] | None:
-    """The ids of whole lines that bring nothing but ids; None if there is anything else in them.
-
-    It reads no other bytes than ``DecodeLines`` does, and reads them alike, all lines at once.
-    """
-    return list(map(int, _ID.findall(data))) if _PLAIN.fullmatch(data) else None
 
 
 def _read(line: bytes) -> DecodeLine | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..events import Finished, TokenBatch
 from ..http.client.errors import UpstreamClosed, UpstreamInvalid
-from .decode_lines import DecodeDone, DecodeError, DecodeLines, DecodeTokens, plain_ids
+from .decode_lines import DecodeDone, DecodeError, DecodeLines, DecodeTokens
 from .errors import DecodeFailed
 
 if TYPE_CHECKING:
@@ -79,12 +79,6 @@ class DecodeStream:
     def feed(self, data: bytes) -> list[DecodeItem]:
         """The tokens that ``data`` brings, as one batch, and the end if it is among them."""
         news = _News()
-        if self._seen and self._lines.between and (ids := plain_ids(data)) is not None:
-            if self.finished is not None:
-                return []
-            self._seen += len(ids)
-            news.ids = ids
-            return self._emit(news)
         try:
             for line in self._lines.feed(data):
                 if not isinstance(line, DecodeTokens):
