@@ -76,6 +76,19 @@ class DecodeLines:
         self.ended = False
         """``done`` or ``error`` has come."""
 
+    def feed_ids(self, data: bytes) -> tuple[tuple[int, ...], int]:
+        """The ids of the lines with nothing but ids that ``data`` begins with, and where they end.
+
+        0: it begins with something else, which is for ``feed``, as is what stands behind them.
+        """
+        if self._held or self.ended or len(data) > LINE_BYTES:
+            return (), 0
+        plain = _PLAIN.match(data)
+        if plain is None:
+            return (), 0
+        end = plain.end()
+        return tuple(map(int, _ID.findall(data, 0, end))), end
+
     def feed(self, data: bytes) -> list[DecodeLine]:
         """The lines that ``data`` completes; those that bring nothing but ids are given as one.
 
@@ -84,13 +97,12 @@ class DecodeLines:
         if self.ended:
             return []
         lines: list[DecodeLine] = []
-        plain = _PLAIN.match(data) if not self._held and len(data) <= LINE_BYTES else None
-        if plain is not None:
-            ids = _ID.findall(data, 0, plain.end())
-            lines.append(DecodeTokens(tuple(map(int, ids))))
-            if plain.end() == len(data):
+        ids, end = self.feed_ids(data)
+        if end:
+            lines.append(DecodeTokens(ids))
+            if end == len(data):
                 return lines
-            data = data[plain.end() :]
+            data = data[end:]
         *complete, rest = data.split(b"\n")
         if self._held and complete:
             complete[0] = b"".join((*self._held, complete[0]))

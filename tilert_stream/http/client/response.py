@@ -65,7 +65,8 @@ class Response:
                 self._left = await self._connection.receive()
                 if not self._left:
                     return self._end()
-            content = self._feed()
+            data, self._left = self._left, b""
+            content = self._feed(data)
             if content:
                 return content
 
@@ -84,16 +85,15 @@ class Response:
         :raises UpstreamInvalid: as ``receive``.
         """
         while True:
-            if not self._left:
+            data, self._left = self._left, b""
+            if not data:
                 if self._body.complete:
                     return b""
-                data = self._connection.receive_ready()
-                if data is None:
-                    return None
-                if not data:
-                    return self._end()
-                self._left = data
-            content = self._feed()
+                taken = self._connection.receive_ready()
+                if not taken:
+                    return None if taken is None else self._end()
+                data = taken
+            content = self._feed(data)
             if content:
                 return content
 
@@ -103,9 +103,8 @@ class Response:
             return b""
         raise UpstreamClosed(f"{self.label} closed the connection in the middle of its answer")
 
-    def _feed(self) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
         """The content of what has been read."""
-        data, self._left = self._left, b""
         try:
             return self._body.feed(data)
         except UpstreamInvalid as error:
@@ -127,7 +126,8 @@ class Response:
         body = bytearray()
         if self._left:
             # A short answer has come with its head: it needs no timer.
-            self._add(body, self._feed(), limit)
+            data, self._left = self._left, b""
+            self._add(body, self._feed(data), limit)
         if self._body.complete:
             return bytes(body)
         with anyio.move_on_after(within):
