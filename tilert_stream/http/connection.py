@@ -184,15 +184,26 @@ class Connection:
         self, scope: Scope, exchange: Exchange, record: AccessRecord, *, head_only: bool
     ) -> bool:
         failure: Exception | None = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(exchange.listen, group.cancel_scope)
+        stop = exchange.watch()
+        if stop is not None:
             try:
-                await self._app(scope, exchange.receive, exchange.send)
-            except Exception as error:  # noqa: BLE001 - an app's failure ends its connection only
-                failure = error
-            group.cancel_scope.cancel()
+                failure = await self._call(scope, exchange)
+            finally:
+                stop()
+        else:
+            async with anyio.create_task_group() as group:
+                group.start_soon(exchange.listen, group.cancel_scope)
+                failure = await self._call(scope, exchange)
+                group.cancel_scope.cancel()
         self._heads.input_ended = exchange.input_ended
         return await self._conclude(exchange, failure, record, head_only=head_only)
+
+    async def _call(self, scope: Scope, exchange: Exchange) -> Exception | None:
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:  # noqa: BLE001 - an app's failure ends its connection only
+            return error
+        return None
 
     async def _conclude(
         self,

@@ -1,6 +1,6 @@
 """One request and its answer: h11 events on the one side, ASGI messages on the other.
 
-``listen`` reads the socket for as long as the app runs. It fills the request's body, keeps what
+``listen``, or the event loop by ``watch``, reads the socket for as long as the app runs. It fills the request's body, keeps what
 is pipelined behind it, and is how a client that leaves is noticed at once; what comes behind a
 complete answer is the next request: it waits in the kernel. The app calls ``receive`` and ``send``.
 
@@ -27,7 +27,7 @@ from ..errors import BodyTooLarge, TilertStreamError
 from .errors import ASGIViolation, ClientGone, RequestTimeout
 from .framing import choose_framing
 from .refusal import REASONS, http_date, refusal_for
-from .sockets import end_output, receive_some
+from .sockets import call_when_readable, end_output, receive_ready, receive_some
 
 if TYPE_CHECKING:
     import socket
@@ -148,6 +148,29 @@ class Exchange:
             self.refused = error
             self._leave(ClientGone(f"the request was refused: {error}"))
             scope.cancel()
+
+    def watch(self) -> Callable[[], object] | None:
+        """``listen`` without a task: the event loop reads, until the returned function is called.
+
+        None: a task is needed, for a body that is still to come, or on a loop that calls nobody.
+        """
+        if self.input_ended:
+            return _nothing
+        if not self._body_complete:
+            return None
+        return call_when_readable(self._sock, self._look)
+
+    def _look(self) -> bool:
+        """Take what is there; whether more of it matters."""
+        try:
+            while not (self.input_ended or (self.complete and self._pipelined)):
+                data = receive_ready(self._sock)
+                if data is None:
+                    return True
+                self._take(data)
+        except ClientGone as error:
+            self._leave(error)
+        return False
 
     async def _read(self) -> bytes:
         if self._body_complete:
@@ -328,3 +351,7 @@ class Exchange:
         except ClientGone as error:
             self._leave(error)
             raise
+
+
+def _nothing() -> None:
+    """There is nothing more to read."""

@@ -6,6 +6,7 @@ cancel scope and a stall timer paid for. A read waits first: between requests no
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import socket
 import ssl
@@ -13,6 +14,8 @@ import struct
 import sys
 import termios
 from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -20,8 +23,12 @@ import anyio.lowlevel
 from .errors import ClientGone, WriteStalled
 from .tls import say_goodbye
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = (
     "SocketWriter",
+    "call_when_readable",
     "close",
     "end_output",
     "receive_ready",
@@ -132,6 +139,27 @@ def receive_ready(sock: socket.socket) -> bytes | None:
         return b""
     except OSError as error:
         raise ClientGone(f"reading failed: {error}") from error
+
+
+def call_when_readable(
+    sock: socket.socket, callback: Callable[[], bool]
+) -> Callable[[], object] | None:
+    """Have the event loop call ``callback`` whenever something can be read, until it says False.
+
+    Returns what ends it sooner; idempotent. None: this event loop calls nobody (trio).
+    """
+    loop = anyio.lowlevel.current_token().native_token
+    if not isinstance(loop, asyncio.AbstractEventLoop):
+        return None
+    # Not the socket: it may be closed by the time.
+    number = sock.fileno()
+
+    def call() -> None:
+        if not callback():
+            loop.remove_reader(number)
+
+    loop.add_reader(number, call)
+    return partial(loop.remove_reader, number)
 
 
 async def receive_some(sock: socket.socket) -> bytes:
