@@ -1,8 +1,9 @@
 """One request and its answer: h11 events on the one side, ASGI messages on the other.
 
-``listen``, or the event loop by ``watch``, reads the socket for as long as the app runs. It fills the request's body, keeps what
-is pipelined behind it, and is how a client that leaves is noticed at once; what comes behind a
-complete answer is the next request: it waits in the kernel. The app calls ``receive`` and ``send``.
+``listen``, or the event loop by ``watch``, reads the socket for as long as the app runs. It fills
+the request's body, keeps what is pipelined behind it, and is how a client that leaves is noticed at
+once; what comes behind a complete answer is the next request: it waits in the kernel. The app calls
+``receive`` and ``send``.
 
 Rules
 

@@ -83,7 +83,7 @@ class RemotePrefill:
         """Prefill's answer, or why the reservation was lost meanwhile."""
         params = _kv_transfer_params(reservation)
         answer: PrefillAnswer | None = None
-        lost: TilertStreamError | None = None
+        lost: list[TilertStreamError] = []
         asking = True
         cancel = CancelScope()
 
@@ -92,8 +92,7 @@ class RemotePrefill:
                 cancel.cancel()
 
         def give_up(error: TilertStreamError) -> None:
-            nonlocal lost
-            lost = error
+            lost.append(error)
             stop("reservation lost")
 
         async def ask(member: Member[PrefillCall]) -> PrefillAnswer:
@@ -114,9 +113,11 @@ class RemotePrefill:
             hold.release("prefilled")
         if answer is not None:
             return answer
-        if isinstance(lost, UpstreamError):
-            return lost
-        raise lost or Cancelled(f"request {scope.request.id} ended before prefill had answered")
+        for error in lost:
+            if isinstance(error, UpstreamError):
+                return error
+            raise error
+        raise Cancelled(f"request {scope.request.id} ended before prefill had answered")
 
 
 class RemoteDecode:

@@ -12,7 +12,7 @@ import pytest
 import sniffio
 
 from tests.http.client.conftest import OK, answers, scripted
-from tests.http.conftest import Client
+from tests.http.conftest import LIMIT, Client
 from tilert_stream.http import ClientGone
 from tilert_stream.http.client import HTTPClient, UpstreamClosed
 from tilert_stream.http.client.reader import HIGH_WATER, Reader, make_reader
@@ -110,6 +110,12 @@ async def test_a_slow_task_reads_everything_in_order(pair: Pair) -> None:
             assert len(piece) < 2 * HIGH_WATER
             received += piece
     assert received == data
+
+
+async def test_a_limit_on_waiting(pair: Pair) -> None:
+    assert await pair.reader.receive_within(0.001) is None
+    await pair.send(b"later")
+    assert await pair.reader.receive_within(LIMIT) == b"later"
 
 
 async def test_a_receive_that_is_cancelled_loses_nothing(pair: Pair) -> None:

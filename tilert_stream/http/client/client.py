@@ -14,9 +14,8 @@ nobody reads any more. One client serves the whole process.
 from __future__ import annotations
 
 import ssl
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +29,8 @@ from .errors import UpstreamClosed
 from .response import Response
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
     from .head import Head
@@ -124,8 +124,7 @@ class HTTPClient:
             retried_total=self._retried_total,
         )
 
-    @asynccontextmanager
-    async def request(
+    def request(
         self,
         origin: Origin,
         method: str,
@@ -136,22 +135,21 @@ class HTTPClient:
         connect_timeout: float | None = None,
         head_timeout: float | None = None,
         repeatable: bool | None = None,
-    ) -> AsyncGenerator[Response]:
+    ) -> AbstractAsyncContextManager[Response]:
         """``open`` for a block; leaving it before the body's end closes the connection."""
-        response = await self.open(
-            origin,
-            method,
-            target,
-            headers,
-            body,
-            connect_timeout=connect_timeout,
-            head_timeout=head_timeout,
-            repeatable=repeatable,
+        return _Block(
+            partial(
+                self.open,
+                origin,
+                method,
+                target,
+                headers,
+                body,
+                connect_timeout=connect_timeout,
+                head_timeout=head_timeout,
+                repeatable=repeatable,
+            )
         )
-        try:
-            yield response
-        finally:
-            response.close()
 
     async def open(
         self,
@@ -275,6 +273,29 @@ class HTTPClient:
         if len(connections) >= self._max_idle:
             connections.pop(0).close()
         connections.append(connection)
+
+
+class _Block:
+    """An answer, closed at the end of a block. A generator's would cost twice as much."""
+
+    __slots__ = ("_open", "_response")
+
+    def __init__(self, open_response: Callable[[], Awaitable[Response]]) -> None:
+        self._open = open_response
+        self._response: Response | None = None
+
+    async def __aenter__(self) -> Response:
+        self._response = await self._open()
+        return self._response
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._response is not None:
+            self._response.close()
 
 
 def _request(

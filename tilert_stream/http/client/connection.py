@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 import termios
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
@@ -90,7 +91,8 @@ class ClientConnection:
     ) -> Head:
         """Send ``request`` and read up to the head of its answer; closed if that fails.
 
-        :param head_timeout: seconds to wait for the head, once all is sent.
+        :param head_timeout: seconds to wait for the head, once all is sent; and again for the
+            rest of it, if it comes in pieces.
         :raises UpstreamClosed: the server closed the connection, or reset it.
         :raises UpstreamInvalid: the answer is no HTTP/1.1, or its head is too large.
         :raises UpstreamTimeout: the server took nothing, or did not answer.
@@ -98,8 +100,15 @@ class ClientConnection:
         self.answered = False
         try:
             unsent = await self._write(request.data)
-            with anyio.move_on_after(head_timeout):
-                head = await self._read_head(request.head, unsent, max_header_bytes)
+            begin = await self._begin(unsent, head_timeout)
+            head: Head | None = None
+            if begin is not None:
+                bodiless = request.head.method == b"HEAD"
+                head = read_plain_head(begin, limit=max_header_bytes, bodiless=bodiless)
+                if head is None:
+                    with anyio.move_on_after(head_timeout):
+                        head = await self._read_head(request.head, begin, unsent, max_header_bytes)
+            if head is not None:
                 # Whoever answers early may never read the rest, and would wait for it for ever.
                 return head if unsent is None else head._replace(keep_alive=False)
         except BaseException:
@@ -146,23 +155,35 @@ class ClientConnection:
         count = fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))
         return int.from_bytes(count, sys.byteorder) >= self._sent
 
+    async def _begin(self, unsent: OSError | None, within: float | None) -> bytes | None:
+        """The first bytes of an answer; None: none came in time."""
+        try:
+            if within is None or within == inf:
+                data: bytes | None = await self._reader.receive()
+            else:
+                data = await self._reader.receive_within(within)
+        except ClientGone as error:
+            raise self._broken(error) from error
+        if data == b"":
+            self._ended = True
+            raise self._unanswered() from unsent
+        self.answered = data is not None
+        return data
+
     async def _read_head(
-        self, request: h11.Request, unsent: OSError | None, max_header_bytes: int
+        self, request: h11.Request, begin: bytes, unsent: OSError | None, max_header_bytes: int
     ) -> Head:
-        data = await self._receive(unsent)
-        self.answered = True
-        bodiless = request.method == b"HEAD"
-        head = read_plain_head(data, limit=max_header_bytes, bodiless=bodiless)
-        if head is not None:
-            return head
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=max_header_bytes)
         parser.send(request)
         parser.send(_END)
-        parser.receive_data(data)
+        parser.receive_data(begin)
         for _ in range(INTERIM_MAX):
             try:
                 while (event := parser.next_event()) is h11.NEED_DATA:
-                    parser.receive_data(await self._receive(unsent))
+                    data = await self.receive()
+                    if not data:
+                        raise self._unanswered() from unsent
+                    parser.receive_data(data)
             except h11.ProtocolError as error:
                 raise UpstreamInvalid(
                     f"{self._label} did not answer in HTTP/1.1: {str(error).partition(':')[0]}"
@@ -173,17 +194,14 @@ class ClientConnection:
                     event.http_version,
                     list(event.headers),
                     parser.trailing_data[0],
-                    bodiless=bodiless,
+                    bodiless=request.method == b"HEAD",
                 )
         raise UpstreamInvalid(f"{self._label} sent {INTERIM_MAX} interim answers and no real one")
 
-    async def _receive(self, unsent: OSError | None) -> bytes:
-        data = await self.receive()
-        if not data:
-            raise UpstreamClosed(
-                f"{self._label} closed the connection before it had answered", retry_after=1
-            ) from unsent
-        return data
+    def _unanswered(self) -> UpstreamClosed:
+        return UpstreamClosed(
+            f"{self._label} closed the connection before it had answered", retry_after=1
+        )
 
     async def receive(self) -> bytes:
         """What is there, or what comes first; empty at the end of the input.
