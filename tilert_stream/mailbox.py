@@ -87,7 +87,7 @@ class Mailbox(Generic[T]):
             self._finished = isinstance(items[-1], Finished)
             wake, self._parked = self._parked, False
             self._wakes += wake
-        if wake and not self._parking.unpark():
+        if wake and not self._parking.unpark_at_once():
             self.close()
             return False
         return True

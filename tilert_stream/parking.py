@@ -38,6 +38,14 @@ class Parking(Protocol):
         """
         ...
 
+    def unpark_at_once(self) -> bool:
+        """``unpark``; if the event loop itself has called whoever calls this, the task runs now.
+
+        It runs inside of this call then, up to where it next waits: hold no lock, and be ready for
+        whatever it does. A turn of the loop is saved, which is a system call.
+        """
+        ...
+
 
 class _AsyncioParking:
     """What its task awaits is the place itself, by the protocol that asyncio's tasks have for it.
@@ -63,18 +71,28 @@ class _AsyncioParking:
     def unpark(self) -> bool:
         # A thread's number is used again after its end: a loop that has ended has no thread.
         if threading.get_ident() == self._thread and not self._loop.is_closed():
-            self._wake_at_once()
+            self._wake()
             return True
         taken = self._take()
         try:
             if taken is None:
                 # It may be about to park: by the time the loop comes to this it has.
-                self._loop.call_soon_threadsafe(self._wake_at_once)
+                self._loop.call_soon_threadsafe(self._wake)
             else:
                 step, context = taken
                 self._loop.call_soon_threadsafe(step, self, context=context)
         except RuntimeError:  # asyncio's word for a closed loop
             return False
+        return True
+
+    def unpark_at_once(self) -> bool:
+        # Its loop runs here, so that this is its thread. One task cannot step another.
+        if asyncio._get_running_loop() is not self._loop or asyncio.current_task(self._loop):
+            return self.unpark()
+        taken = self._take()
+        if taken is not None:
+            step, context = taken
+            context.run(step, self)
         return True
 
     def _take(self) -> _Step | None:
@@ -83,22 +101,7 @@ class _AsyncioParking:
         except IndexError:
             return None
 
-    def _wake_at_once(self) -> None:
-        """Step the task now where the loop itself calls this, in the next turn where a task does.
-
-        One task cannot step another. A turn of the loop is a system call.
-        """
-        if asyncio.current_task(self._loop) is not None:
-            self._wake()
-        elif (taken := self._take()) is not None:
-            step, context = taken
-            context.run(step, self)
-
     def _wake(self) -> bool:
-        """Bring the task's step into the loop's next turn; False if there is none.
-
-        What cancels counts on it that nothing runs meanwhile.
-        """
         taken = self._take()
         if taken is None:
             return False
@@ -167,6 +170,9 @@ class _TrioParking:
         except trio.RunFinishedError:
             return False
         return True
+
+    def unpark_at_once(self) -> bool:
+        return self.unpark()
 
     def _wake(self) -> None:
         import trio

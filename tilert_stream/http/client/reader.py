@@ -188,7 +188,7 @@ class _RegisteredReader:
             if not self._pieces:
                 return
             # What is left is the end, which is told on its own.
-        self._parking.unpark()
+        self._parking.unpark_at_once()
 
     def _register(self) -> None:
         if not self._registered:
