@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, cast
 
 from anyio import CancelScope
+from anyio.lowlevel import cancel_shielded_checkpoint
 
 from tilert_stream.cluster.decode_stream import DecodeStream
 from tilert_stream.cluster.reservation import Reservation
@@ -216,6 +217,9 @@ class _RemoteStream:
                 self._pass(data, mailbox)
                 if response.complete and lines.finished is None:
                     self._pass(b"", mailbox)
+                if lines.finished is not None:
+                    # Whoever has written the last tokens may have released this.
+                    self._part()
             except Exception as error:  # noqa: BLE001 - the loop would only log it; it ends its request
                 mailbox.put(Finished.failed(stage_error("decode", error)))
                 return False
@@ -233,15 +237,16 @@ class _RemoteStream:
         while self._lines.finished is None:
             if not self._pass(await self._response.receive(), mailbox):
                 return
+        try:
+            # Whoever writes the last tokens and the end goes first.
+            await cancel_shielded_checkpoint()
+        finally:
+            self._part()
 
     def _pass(self, data: bytes, mailbox: Mailbox[TokenBatch]) -> bool:
         """Pass on what one read has brought, in one hand-off; whether anybody takes it."""
         items = self._lines.feed(data) if data else self._lines.eof()
-        taken = not items or mailbox.put(*items)
-        if self._lines.finished is not None:
-            # Whoever wrote the last tokens may have gone by now, and released this.
-            self._part()
-        return taken
+        return not items or mailbox.put(*items)
 
     def release(self, _reason: str) -> None:
         """Close the stream, if it is still the request's. Sync."""
