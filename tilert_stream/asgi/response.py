@@ -17,12 +17,12 @@ from ..errors import TilertStreamError
 from ..events import Finished
 from ..lifecycle import State
 from ..openai.errors import error_body, error_headers
+from .disconnect import DisconnectListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from anyio import CancelScope
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ..stream import Stream
@@ -36,8 +36,6 @@ EVENT_STREAM: Final[Headers] = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back otherwise
 )
-ON_DISCONNECT: Final = "tilert_stream.on_disconnect"
-"""Our own server's extension; the others tell a disconnect to whoever waits in ``receive``."""
 HEARTBEAT: Final = b": still here\n\n"
 """A comment (WHATWG HTML, 9.2.6). Nothing but comments is safe for clients, and not for all."""
 JSON: Final[Headers] = ((b"content-type", b"application/json"),)
@@ -104,10 +102,7 @@ class StreamResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
         async with create_task_group() as tasks:
-            listener = _Listener(tasks.cancel_scope)
-            on_disconnect = scope.get("extensions", {}).get(ON_DISCONNECT)
-            if on_disconnect is None or not on_disconnect(listener.left):
-                tasks.start_soon(listener.listen, receive)
+            listener = DisconnectListener(tasks, scope, receive)
             opened = False
             try:
                 async with self._opened as stream:
@@ -124,7 +119,7 @@ class StreamResponse:
             tasks.cancel_scope.cancel()
 
     async def _write(
-        self, stream: Stream[bytes], send: Send, listener: _Listener
+        self, stream: Stream[bytes], send: Send, listener: DisconnectListener
     ) -> Finished | None:
         """Write until the end; the outcome if it is an error that nothing has been sent before."""
         started = over = False
@@ -179,26 +174,3 @@ class _Heartbeats:
                 return await anext(self._stream)
             if self._stream.scope.lifecycle.state is not State.QUEUED:
                 return [HEARTBEAT]
-
-
-class _Listener:
-    """Cancels the request when the client has gone."""
-
-    __slots__ = ("_request", "over")
-
-    def __init__(self, request: CancelScope) -> None:
-        self._request = request
-        self.over = False
-        """The last message is about to be sent: some servers report a disconnect as soon as it is,
-        and would have us cancel the very task that closes the connection."""
-
-    async def listen(self, receive: Receive) -> None:
-        """Wait for the disconnect."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.left()
-
-    def left(self) -> None:
-        """The client has gone."""
-        if not self.over:
-            self._request.cancel()

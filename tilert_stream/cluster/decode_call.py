@@ -92,11 +92,17 @@ class DecodeCall:
         self._stock = False
 
     async def reserve(
-        self, request: GenerateRequest, layout: Mapping[str, object] | None = None
+        self,
+        request: GenerateRequest,
+        layout: Mapping[str, object] | None = None,
+        *,
+        wait: float = 0,
     ) -> Grant:
         """Ask for a slot that ``request`` fits in.
 
         :param layout: of the KV caches that prefill makes, field by field, where it is known.
+        :param wait: seconds that the node may take until a slot comes free; a stock node knows no
+            waiting.
         :raises ~tilert_stream.errors.Busy: no slot is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
         :raises LayoutMismatch: the node cannot take such KV caches.
@@ -104,8 +110,14 @@ class DecodeCall:
         """
         if not self._stock:
             length = len(request.prompt_ids) + request.limits.max_tokens
-            asked = {"rid": request.id, "max_len": length, "layout": layout}
-            status, body, after = await self._post("/pd/reserve", asked)
+            asked: dict[str, object] = {
+                "rid": request.id,
+                "max_len": length,
+                "layout": layout,
+            }
+            if wait:
+                asked["wait_s"] = wait
+            status, body, after = await self._post("/pd/reserve", asked, wait=wait)
             if status == 200:
                 return self._grant(body, request.id)
             if status != 404 or read_words(body).code is not None:
@@ -208,7 +220,9 @@ class DecodeCall:
             order["generation"] = grant.generation
         return order
 
-    async def _post(self, path: str, fields: object) -> tuple[int, bytes, float | None]:
+    async def _post(
+        self, path: str, fields: object, *, wait: float = 0
+    ) -> tuple[int, bytes, float | None]:
         body = orjson.dumps(fields)
         async with self.client.request(
             self.origin,
@@ -216,7 +230,7 @@ class DecodeCall:
             path,
             self._headers(path, body),
             body,
-            head_timeout=self._answer_timeout,
+            head_timeout=self._answer_timeout + wait,
         ) as response:
             answer = await response.read(ANSWER_BYTES, within=self._answer_timeout)
         return response.status, answer, retry_after(response.header)

@@ -18,12 +18,14 @@ Errors of ``/pd/*`` are flat, as TileRT's: ``{"error": "…", "code": "…", "ri
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from anyio.lowlevel import checkpoint
 from starlette.routing import Route, Router
 
 from tilert_engine.layouts.abc import differences
+from tilert_stream.asgi.disconnect import unless_left
 from tilert_stream.asgi.endpoint import (
     Endpoint,
     json_answer,
@@ -139,7 +141,9 @@ class DecodeApp:
         found = () if asked.layout is None else differences(self._layout, asked.layout)
         if found:
             raise LayoutRefused("; ".join(map(str, found)))
-        granted = await self.node.promise(asked.rid, asked.max_len)
+        wait = asked.wait_s or 0
+        promise = partial(self.node.promise, asked.rid, asked.max_len, wait=wait)
+        granted = await (unless_left(scope, receive, promise) if wait else promise())
         answer = {
             "rid": granted.request,
             "incarnation": granted.incarnation,

@@ -98,20 +98,20 @@ class DecodeNode(Generic[SequenceT]):
 
     # --- what routers ask --------------------------------------------------------------------
 
-    async def promise(self, request: str, max_tokens: int) -> Granted:
+    async def promise(self, request: str, max_tokens: int, *, wait: float = 0) -> Granted:
         """Hold a slot and a landing region for ``request``.
 
         :param max_tokens: prompt and answer together.
+        :param wait: seconds that it may stand in line for a slot, behind other routers' requests.
         :raises ~tilert_stream.errors.Busy: no slot or no region is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises ~tilert_transports.control.errors.RequestInUse: a live request has this id.
         """
         self._check_length(max_tokens)
-        # Its landing region is free again while it decodes: the regions know it no more.
-        if request in self.requests:
-            raise RequestInUse(f"request {request} already holds a slot here")
-        ticket = await self.admission.acquire()
+        self._check_unknown(request)
+        ticket = await self.admission.acquire(wait)
         try:
+            self._check_unknown(request)
             landing = self._reserve(request, max_tokens)
         except BaseException:
             ticket.free()
@@ -120,6 +120,11 @@ class DecodeNode(Generic[SequenceT]):
         self._promises[promise.generation] = promise
         landing.on_failed = lambda: self._fail(promise)
         return landing.granted
+
+    def _check_unknown(self, request: str) -> None:
+        # Its landing region is free again while it decodes: the regions know it no more.
+        if request in self.requests:
+            raise RequestInUse(f"request {request} already holds a slot here")
 
     def renew(self, request: str, generation: int) -> float:
         """Give a promise its full time again: so many seconds.

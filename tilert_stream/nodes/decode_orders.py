@@ -39,6 +39,8 @@ class ReserveBody(WireModel):
     """Tokens of prompt and answer together."""
     layout: dict[str, str | int | bool] | None = None
     """Prefill's KV layout, field by field, where the router knows it."""
+    wait_s: float | None = Field(default=None, ge=0)
+    """Seconds that the answer may wait for a slot to come free."""
 
 
 class RenewBody(WireModel):

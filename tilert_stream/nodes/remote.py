@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 from anyio import CancelScope, create_task_group
 
 from tilert_stream.cluster.decode_stream import DecodeStream
+from tilert_stream.cluster.queue import Queue
 from tilert_stream.cluster.reservation import Reservation
 from tilert_stream.errors import Cancelled, InvalidRequest, TilertStreamError
 from tilert_stream.events import KVReady, Prefilled, Reserved
@@ -122,6 +123,7 @@ class RemoteDecode:
     """A ``DecodeNode`` on a pool of decode nodes, ours or TileRT's.
 
     :param janitor: tells nodes what has ended, and reads late bodies; entered by whoever made it.
+    :param queue: where requests wait while every node is busy; None: nobody waits.
     :param layout: of prefill's KV caches, field by field, where it is known: nodes that cannot
         take them are found before anything is computed.
     """
@@ -131,17 +133,19 @@ class RemoteDecode:
         pool: Pool[DecodeCall],
         janitor: Janitor,
         *,
+        queue: Queue | None = None,
         layout: Mapping[str, object] | None = None,
     ) -> None:
         self._pool = pool
         self._janitor = janitor
+        self._queue = queue or Queue(timeout=0)
         self._layout = layout
         self.where = _where(pool)
 
     async def reserve(self, request: GenerateRequest, scope: RequestScope) -> Reserved:
         """Have some node hold a slot.
 
-        :raises ~tilert_stream.errors.Busy: all are busy.
+        :raises ~tilert_stream.errors.Busy: none came free in time, or the line is full.
         :raises ~tilert_stream.errors.InvalidRequest: there is no prompt, or nothing to generate.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request can never fit.
         :raises ~tilert_stream.http.client.UpstreamError: no node can be used.
@@ -153,7 +157,7 @@ class RemoteDecode:
                 f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
                 param="max_tokens",
             )
-        reservation = Reservation(request, self._pool, self._janitor, self._layout)
+        reservation = Reservation(request, self._pool, self._janitor, self._queue, self._layout)
         scope.lease.hold("reservation", reservation.release)
         await reservation.claim()
         return Reserved(reservation.grant.region, reservation)
@@ -204,10 +208,11 @@ class _RemoteStream:
         reservation, finished = self._reservation, self._lines.finished
         if self._response.complete or (finished is not None and finished.error is not None):
             self._response.close()
-            reservation.settled = self._lines.node_ended
+            if self._lines.node_ended:
+                reservation.settle()
             return
         self._ours = False
-        reservation.settled = True
+        reservation.settle()
         name = f"end of {reservation.request.id} at {reservation.name}"
         self._janitor.submit(name, self._drain, self._finish)
 

@@ -54,6 +54,8 @@ def build_router(config: RouterConfig) -> App:
         sign=None if key is None else key.sign,
         prefill_timeout=config.prefill_timeout,
         kv_timeout=config.kv_timeout,
+        queue_timeout=config.queue_timeout,
+        max_queue=config.max_queue,
     )
     service = remote_service(
         nodes,
