@@ -11,7 +11,6 @@ import anyio
 
 from tilert_engine.layouts.abc import KVLayout
 from tilert_stream.nodes.hand_over.destination import Destination, Grant
-from tilert_stream.nodes.hand_over.layout_description import layout_description
 from tilert_transports.abc import Region, Transport
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.hello import NONCE_BYTES, Hello
@@ -58,12 +57,13 @@ async def decode_side(
         node="decode-0",
         role="decode",
         incarnation=incarnation,
-        layout=layout_description(layout),
+        layout=layout.describe(),
+        max_seq_len=layout.max_seq_len,
         transport=transport.name,
         card=transport.card(),
         nonce=bytes(NONCE_BYTES),
     )
-    server = ControlServer(hello, pool, key=key)
+    server = ControlServer(hello, pool, sender_ranks=layout.sender_ranks, key=key)
     listener = socket.create_server(("127.0.0.1", port or 0))
     listener.setblocking(False)
     async with anyio.create_task_group() as tasks:

@@ -165,8 +165,12 @@ async def test_kv_06_another_layout_is_refused_before_anything_is_written() -> N
         with pytest.raises(HandshakeRefused) as caught:
             await courier.deliver(staged(courier, destination))
         message = str(caught.value)
-        assert "layout.kind: ours is scripted, theirs gqa of m; serve the same model" in message
-        assert "layout.dtype: ours is int32, theirs float32" in message
+        assert "kind: ours is scripted, theirs gqa; serve the same model" in message
+        assert "model: ours is not given, theirs m; serve the same model under the same name" in (
+            message
+        )
+        assert "kv_heads: ours is not given, theirs 1" in message
+        assert "dtype: ours is int32, theirs float32" in message
 
 
 @pytest.mark.parametrize(

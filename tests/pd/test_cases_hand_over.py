@@ -55,7 +55,7 @@ def mismatches() -> list[Any]:
     return [
         pytest.param(
             {"prefill_layout": OtherType(LONGEST)},
-            ("layout.dtype", "int64", "int32", "--kv-cache-dtype"),
+            ("dtype", "int64", "int32", "--kv-cache-dtype"),
             id="dtype",
         ),
         pytest.param(

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio.lowlevel import checkpoint
 from starlette.routing import Route, Router
 
-from tilert_engine.layouts.abc import differences
 from tilert_stream.asgi.disconnect import unless_left
 from tilert_stream.asgi.endpoint import (
     Endpoint,
@@ -40,6 +39,7 @@ from tilert_stream.openai.errors import error_headers
 from tilert_stream.stages.lines import NDJSON, EncodeLines, EncodeTokens
 from tilert_transports.control.auth import SIGNATURE_HEADER
 from tilert_transports.control.errors import HandshakeRefused
+from tilert_transports.control.layout import describe, differences
 
 from .decode_orders import CancelBody, DecodeBody, RenewBody, ReserveBody, read, to_order
 
@@ -140,7 +140,7 @@ class DecodeApp:
         asked = read(ReserveBody, body)
         found = () if asked.layout is None else differences(self._layout, asked.layout)
         if found:
-            raise LayoutRefused("; ".join(map(str, found)))
+            raise LayoutRefused(describe(found))
         wait = asked.wait_s or 0
         promise = partial(self.node.promise, asked.rid, asked.max_len, wait=wait)
         granted = await (unless_left(scope, receive, promise) if wait else promise())

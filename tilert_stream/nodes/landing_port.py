@@ -22,8 +22,6 @@ from tilert_transports.control.reservations import ReservationSettings
 from tilert_transports.control.server import ControlServer
 from tilert_transports.registry import load
 
-from .hand_over.layout_description import layout_description
-
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
@@ -111,6 +109,7 @@ class LandingPort(AsyncContextManagerMixin):
             server = self._server = ControlServer(
                 self._hello(transport),
                 pool,
+                sender_ranks=self._layout.sender_ranks,
                 key=self._key,
                 reservation_settings=self._settings,
             )
@@ -138,7 +137,8 @@ class LandingPort(AsyncContextManagerMixin):
             node=socket.gethostname(),
             role="decode",
             incarnation=uuid4().hex,
-            layout=layout_description(self._layout),
+            layout=self._layout.describe(),
+            max_seq_len=self._layout.max_seq_len,
             transport=transport.name,
             card=transport.card(),
             nonce=bytes(NONCE_BYTES),

@@ -26,7 +26,7 @@ from .endpoints import (
     serving,
 )
 from .ledger import claim_of
-from .nodes import KEY, LAYOUT, PREFILL, with_layout
+from .nodes import KEY, PREFILL, with_layout
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "keyed"])
@@ -81,11 +81,11 @@ async def test_one_listener_takes_in_both_families(host: str) -> None:
 async def test_kv_06_a_mismatch_is_explained_to_both_and_others_are_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    theirs = with_layout(replace(PREFILL, node="prefill-9"), replace(LAYOUT, dtype="bfloat16"))
+    theirs = with_layout(replace(PREFILL, node="prefill-9"), dtype="bfloat16")
     async with serving() as decode, connected(decode) as client:
         error = await refused(decode, theirs)
         assert error.status == 503
-        assert error.differences[0].field == "layout.dtype"
+        assert error.differences[0].field == "dtype"
         assert "ours is bfloat16, theirs fp8_ds_mla" in error.message
         assert "--kv-cache-dtype" in error.message
         landing = decode.server.reserve("a1", 1000)

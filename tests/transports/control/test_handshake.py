@@ -11,8 +11,7 @@ from tilert_transports.control.errors import (
 )
 from tilert_transports.control.frames import FrameReader, JSONObject, encode_frame
 from tilert_transports.control.handshake import DecodeHandshake, PrefillHandshake
-from tilert_transports.control.hello import Hello, layout_mismatch, mismatch
-from tilert_transports.control.layout import PlaneDescription
+from tilert_transports.control.hello import Hello, mismatch
 
 from .nodes import DECODE, KEY, LAYOUT, PREFILL, shake, with_layout
 
@@ -63,18 +62,14 @@ def test_the_objects_on_the_wire() -> None:
         "layout": {
             "kind": "mla_nsa",
             "version": 10,
+            "model": "glm5",
             "dtype": "fp8_ds_mla",
             "block_size": 64,
             "layers": 79,
             "draft_layers": 1,
-            "max_seq_len": 8192,
-            "sender_ranks": [0],
-            "planes": [
-                {"name": "kv", "row_tokens": 1, "row_bytes": 528},
-                {"name": "pe", "row_tokens": 1, "row_bytes": 128},
-                {"name": "ki", "row_tokens": 64, "row_bytes": 8448},
-            ],
+            "senders": 1,
         },
+        "max_seq_len": 8192,
         "transport": "shm",
         "card": "Y2FyZCBvZiBwcmVmaWxsLTA=",
     }
@@ -82,52 +77,16 @@ def test_the_objects_on_the_wire() -> None:
 
 CHANGES = [
     (replace(PREFILL, transport="tcp"), "transport", "shm", "tcp", "--transport"),
-    (with_layout(PREFILL, replace(LAYOUT, kind="gqa")), "layout.kind", "mla_nsa", "gqa", "--model"),
-    (
-        with_layout(PREFILL, replace(LAYOUT, version=1010)),
-        "layout.version",
-        "10",
-        "1010",
-        "--model",
-    ),
-    (
-        with_layout(PREFILL, replace(LAYOUT, dtype="bfloat16")),
-        "layout.dtype",
-        "fp8_ds_mla",
-        "bfloat16",
-        "--kv-cache-dtype",
-    ),
-    (
-        with_layout(PREFILL, replace(LAYOUT, block_size=16)),
-        "layout.block_size",
-        "64",
-        "16",
-        "--block-size",
-    ),
-    (with_layout(PREFILL, replace(LAYOUT, layers=78)), "layout.layers", "79", "78", "--model"),
-    (
-        with_layout(PREFILL, replace(LAYOUT, draft_layers=0)),
-        "layout.draft_layers",
-        "1",
-        "0",
-        "--with-mtp",
-    ),
-    (
-        with_layout(PREFILL, replace(LAYOUT, sender_ranks=(1, 0))),
-        "layout.sender_ranks",
-        "0",
-        "0, 1",
-        "--tensor-parallel-size",
-    ),
-    (
-        with_layout(
-            PREFILL, replace(LAYOUT, planes=(PlaneDescription("kv", 1, 1024), *LAYOUT.planes[1:]))
-        ),
-        "layout.planes",
-        "kv: 528 B every 1 tokens; pe: 128 B every 1 tokens; ki: 8448 B every 64 tokens",
-        "kv: 1024 B every 1 tokens; pe: 128 B every 1 tokens; ki: 8448 B every 64 tokens",
-        "--kv-cache-dtype",
-    ),
+    (with_layout(PREFILL, kind="gqa"), "kind", "mla_nsa", "gqa", "--model"),
+    (with_layout(PREFILL, version=1010), "version", "10", "1010", "--model"),
+    (with_layout(PREFILL, model="glm6"), "model", "glm5", "glm6", "--model"),
+    (with_layout(PREFILL, dtype="bfloat16"), "dtype", "fp8_ds_mla", "bfloat16", "--kv-cache-dtype"),
+    (with_layout(PREFILL, block_size=16), "block_size", "64", "16", "--block-size"),
+    (with_layout(PREFILL, layers=78), "layers", "79", "78", "--model"),
+    (with_layout(PREFILL, draft_layers=0), "draft_layers", "1", "0", "--with-mtp"),
+    (with_layout(PREFILL, senders=2), "senders", "1", "2", "--senders"),
+    (with_layout(PREFILL, kv_heads=4), "kv_heads", "not given", "4", "--model"),
+    (with_layout(PREFILL, senders=True), "senders", "1", "True", "--senders"),
     (replace(PREFILL, role="decode"), "role", "decode", "decode", "control port"),
 ]
 
@@ -156,22 +115,15 @@ def test_kv_06_a_mismatch_names_both_values_and_the_flag_on_both_sides(
 
 
 def test_all_differences_are_named_at_once() -> None:
-    theirs = replace(
-        with_layout(PREFILL, replace(LAYOUT, dtype="bfloat16", layers=78)), transport="nixl"
-    )
+    theirs = replace(with_layout(PREFILL, dtype="bfloat16", layers=78), transport="nixl")
     found = mismatch(DECODE, theirs)
-    assert [item.field for item in found] == ["transport", "layout.dtype", "layout.layers"]
+    assert [item.field for item in found] == ["transport", "dtype", "layers"]
     assert tuple(item.turned() for item in found) == mismatch(theirs, DECODE)
 
 
-def test_the_longest_sequence_and_the_order_of_ranks_need_not_be_the_same() -> None:
-    theirs = with_layout(PREFILL, replace(LAYOUT, max_seq_len=131072, sender_ranks=(1, 0)))
-    assert mismatch(with_layout(DECODE, replace(LAYOUT, sender_ranks=(0, 1))), theirs) == ()
-
-
-def test_layouts_are_compared_by_themselves_too() -> None:
-    (found,) = layout_mismatch(LAYOUT, replace(LAYOUT, dtype="bfloat16", max_seq_len=1))
-    assert (found.field, found.ours, found.theirs) == ("layout.dtype", "fp8_ds_mla", "bfloat16")
+def test_the_longest_sequence_and_the_order_of_fields_need_not_be_the_same() -> None:
+    theirs = replace(PREFILL, layout=dict(reversed(list(LAYOUT.items()))), max_seq_len=131072)
+    assert mismatch(DECODE, theirs) == ()
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,6 @@ from tilert_transports.control.hello import NONCE_BYTES, Hello
 from tilert_transports.control.messages import Claim
 from tilert_transports.plan import Plan
 
-from .layout_description import layout_description
-
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
@@ -173,7 +171,7 @@ class NodeCourier:
         except BaseException:
             client.close()
             raise
-        return _Node(client, peer, self._layout.sized(client.peer.layout.max_seq_len))
+        return _Node(client, peer, self._layout.sized(client.peer.max_seq_len))
 
     async def _leave(self, node: _Node) -> None:
         node.client.close()
@@ -215,7 +213,8 @@ async def open_courier(
             node=socket.gethostname(),
             role="prefill",
             incarnation=uuid4().hex,
-            layout=layout_description(layout),
+            layout=layout.describe(),
+            max_seq_len=layout.max_seq_len,
             transport=transport.name,
             card=b"",  # prefill is never written to
             nonce=bytes(NONCE_BYTES),

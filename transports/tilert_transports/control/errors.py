@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tilert_stream.errors import AuthenticationFailed, TilertStreamError
 
 if TYPE_CHECKING:
-    from .hello import Difference
+    from .layout import Difference
 
 __all__ = (
     "ControlError",

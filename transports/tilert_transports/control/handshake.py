@@ -23,18 +23,13 @@ from .auth import new_nonce
 from .errors import HandshakeRefused, OutOfOrder
 from .fields import Fields, shown
 from .hello import Challenge, Hello, Refused, mismatch
+from .layout import describe
 
 if TYPE_CHECKING:
     from .auth import ClusterKey
     from .frames import JSONObject
-    from .hello import Difference
 
-__all__ = ("DecodeHandshake", "PrefillHandshake", "describe")
-
-
-def describe(differences: tuple[Difference, ...]) -> str:
-    """All of them as one sentence."""
-    return "; ".join(map(str, differences))
+__all__ = ("DecodeHandshake", "PrefillHandshake")
 
 
 def _signed(content: JSONObject) -> bytes:
