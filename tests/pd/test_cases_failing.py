@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import anyio
 import anyio.lowlevel
@@ -31,7 +31,7 @@ class SlowlyPacked(ScriptedLayout):
         self._gate.pass_through(0)
         return super().pack(kv, staging, rank)
 
-    def sized(self, max_seq_len: int) -> SlowlyPacked:
+    def sized(self, max_seq_len: int) -> Self:
         assert max_seq_len == LONGEST
         return self
 

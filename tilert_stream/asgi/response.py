@@ -8,6 +8,7 @@ failure.
 
 from __future__ import annotations
 
+import logging
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ..stream import Stream
 
 __all__ = ("EVENT_STREAM", "JSON", "ErrorResponse", "Headers", "JSONBody", "StreamResponse")
+
+logger = logging.getLogger(__name__)
 
 Headers: TypeAlias = "tuple[tuple[bytes, bytes], ...]"
 
@@ -108,6 +111,7 @@ class StreamResponse:
                 async with self._opened as stream:
                     opened = True
                     outcome = await self._write(stream, send, listener)
+                    _log(stream, answered=outcome is None)
             except TilertStreamError as error:
                 if opened:
                     raise
@@ -153,6 +157,24 @@ class StreamResponse:
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def _log(stream: Stream[bytes], *, answered: bool) -> None:
+    """Say why a request failed: an access log has a status only, and of a cut not even that.
+
+    :param answered: the answer had begun.
+    """
+    error = None if stream.outcome is None else stream.outcome.error
+    if error is not None:
+        logger.log(
+            logging.WARNING if error.status >= 500 else logging.INFO,
+            "request %s failed%s: %d %s, %r",
+            stream.scope.request.id,
+            " after its answer had begun" if answered else "",
+            error.status,
+            error.code,
+            error.message,
+        )
 
 
 class _Heartbeats:
