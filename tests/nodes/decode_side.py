@@ -15,6 +15,7 @@ from tilert_transports.abc import Region, Transport
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.hello import NONCE_BYTES, Hello
 from tilert_transports.control.landing import Landing
+from tilert_transports.control.prompt import PromptIdentity
 from tilert_transports.control.regions import LandingRegion, RegionPool
 from tilert_transports.control.server import ControlServer
 
@@ -31,9 +32,11 @@ class DecodeSide:
     regions: Region
     incarnation: str
 
-    def reserve(self, request: str, max_tokens: int) -> tuple[Landing, Destination]:
+    def reserve(
+        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+    ) -> tuple[Landing, Destination]:
         """As a router does, and what it then tells prefill."""
-        landing = self.server.reserve(request, max_tokens)
+        landing = self.server.reserve(request, max_tokens, prompt)
         grant = Grant(request, landing.granted.incarnation, landing.granted.generation)
         return landing, Destination("127.0.0.1", self.port, grant)
 

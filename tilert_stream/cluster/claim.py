@@ -5,6 +5,7 @@ A node that may have granted is told of the end: it counts from before the node 
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from ..errors import Busy, InvalidRequest, NotReady
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Claim",)
 
+_attempts: Final = count(1)
+"""Of this process: a cancel names its attempt, which it may overtake, or come long after."""
 _NOT_GRANTED: Final = (Busy, NotReady, InvalidRequest, ConnectFailed, LayoutMismatch)
 
 
@@ -34,6 +37,7 @@ class Claim:
         self.member = member
         self._janitor = janitor
         self._visit: Visit | None = None
+        self._attempt = 0
         self.settled = True
         """The node holds nothing, or ends it by itself, or somebody else sees to that."""
 
@@ -58,20 +62,21 @@ class Claim:
         """
         node = self.member.node
         if not self.settled:
-            # A cancel names the request only: one that came later would end the new claim.
-            await node.cancel(self.request.id)
+            # The node takes no request twice.
+            await node.cancel(self.request.id, self._attempt)
+        self._attempt = next(_attempts)
         self.settled = False
         try:
-            return await node.reserve(self.request, layout, wait=wait)
+            return await node.reserve(self.request, self._attempt, layout, wait=wait)
         except _NOT_GRANTED:
             self.settled = True
             raise
 
     def cancel(self) -> None:
         """Tell the node that the request has ended. Sync."""
-        node, request = self.member.node, self.request.id
+        node, request, attempt = self.member.node, self.request.id, self._attempt
         self._janitor.submit(
-            f"cancel of {request} at {self.member.name}", lambda: node.cancel(request)
+            f"cancel of {request} at {self.member.name}", lambda: node.cancel(request, attempt)
         )
 
     def leave(self) -> None:

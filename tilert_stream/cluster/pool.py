@@ -22,6 +22,7 @@ from ..http.client.errors import (
     UpstreamInvalid,
     UpstreamTimeout,
 )
+from .errors import HandshakeRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -36,7 +37,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SICK = (ConnectFailed, UpstreamClosed, UpstreamInvalid, UpstreamTimeout)
-_UNREACHED = (Busy, NotReady, ConnectFailed, UpstreamClosed)
+_UNREACHED = (Busy, NotReady, ConnectFailed, UpstreamClosed, HandshakeRefused)
 """The request was not begun, or its work is lost with the node: another may be asked."""
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tilert_transports.abc import Transport
     from tilert_transports.control.auth import ClusterKey
     from tilert_transports.control.landing import Landing
+    from tilert_transports.control.prompt import PromptIdentity
 
 __all__ = ("LandingPort", "transport_maker")
 
@@ -144,14 +145,16 @@ class LandingPort(AsyncContextManagerMixin):
             nonce=bytes(NONCE_BYTES),
         )
 
-    def reserve(self, request: str, max_tokens: int) -> Landing:
+    def reserve(
+        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+    ) -> Landing:
         """Hold a landing region for ``request``; see ``Landings.reserve``.
 
         :raises ~tilert_stream.errors.NotReady: the port has not been entered.
         """
         if self._server is None:
             raise NotReady("the control port is closed: enter the node's lifespan first")
-        return self._server.reserve(request, max_tokens)
+        return self._server.reserve(request, max_tokens, prompt)
 
     def view(self, region: LandingRegion) -> memoryview:
         """A landing region's bytes.

@@ -79,7 +79,9 @@ class RemotePrefill:
         self, reservation: Reservation, scope: RequestScope
     ) -> PrefillAnswer | UpstreamError:
         """Prefill's answer, or why the reservation was lost meanwhile."""
-        params = _kv_transfer_params(reservation)
+        # The first token is the last one: no KV cache is wanted.
+        one = scope.request.limits.max_tokens == 1
+        params = None if one else _kv_transfer_params(reservation)
         answer: PrefillAnswer | None = None
         failure: TilertStreamError | None = None
         lost: UpstreamError | None = None

@@ -107,7 +107,7 @@ HELLO = encode_frame(PREFILL.to_json())
 GARBAGE = [
     (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "frame's length is 1195725856"),
     (b"\x00\x00\x00\x05{...}", "is no JSON"),
-    (encode_frame({"type": "claim"}), "hello is needed"),
+    (encode_frame({"type": "claim"}), "hello or refused is needed"),
     (encode_frame({**PREFILL.to_json(), "card": 7}), "HELLO.card is 7; base64 is needed"),
     (HELLO + encode_frame({"type": "done"}), "message.type is 'done'"),
     (HELLO + encode_frame({"type": "commit", "generation": "x"}), "COMMIT.generation is 'x'"),

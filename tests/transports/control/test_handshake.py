@@ -7,9 +7,11 @@ import pytest
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.errors import (
     HandshakeRefused,
+    MalformedMessage,
     OutOfOrder,
 )
 from tilert_transports.control.frames import FrameReader, JSONObject, encode_frame
+from tilert_transports.control.grant_id import GrantId
 from tilert_transports.control.handshake import DecodeHandshake, PrefillHandshake
 from tilert_transports.control.hello import Hello, mismatch
 
@@ -219,10 +221,10 @@ def test_fields_of_a_later_release_are_part_of_the_proof_and_ignored() -> None:
     assert prefill.receive(decode.receive(hello)) is None
 
 
-@pytest.mark.parametrize("kind", ["claim", "challenge", "refused", None, ["hello"]])
+@pytest.mark.parametrize("kind", ["claim", "challenge", None, ["hello"]])
 def test_nothing_but_a_hello_opens(kind: object) -> None:
     decode, _, hello = opened()
-    with pytest.raises(OutOfOrder, match="hello is needed"):
+    with pytest.raises(OutOfOrder, match="hello or refused is needed"):
         decode.receive({**hello, "type": kind})
 
 
@@ -237,3 +239,67 @@ def test_a_refusal_without_differences_carries_its_reason() -> None:
     refusal = decode.refusal(HandshakeRefused("no room for another connection"))
     with pytest.raises(HandshakeRefused, match="refuses this prefill node: no room for another"):
         prefill.receive(refusal)
+
+
+GRANT = GrantId("a1", "d-1", 7)
+
+
+@pytest.mark.parametrize("key", [None, OTHER], ids=["layout", "key"])
+def test_kv_06_a_refused_hello_says_whose_request_fails(key: ClusterKey | None) -> None:
+    decode = DecodeHandshake(DECODE, None if key is None else KEY)
+    theirs = replace(with_layout(PREFILL, dtype="bfloat16"), grant=GRANT)
+    prefill = PrefillHandshake(theirs, key)
+    hello = prefill.receive(decode.open())
+    assert hello is not None
+    with pytest.raises(HandshakeRefused) as caught:
+        decode.receive(hello)
+    assert decode.grant == GRANT
+    with pytest.raises(HandshakeRefused) as told:
+        prefill.receive(decode.refusal(caught.value))
+    assert prefill.refusal(told.value) is None, "the decode node knows"
+
+
+def test_kv_06_another_releases_hello_says_whose_request_fails() -> None:
+    decode, prefill = DecodeHandshake(DECODE), PrefillHandshake(replace(PREFILL, grant=GRANT))
+    hello = prefill.receive(decode.open())
+    assert hello is not None
+    with pytest.raises(HandshakeRefused, match="speaks protocol 2"):
+        decode.receive({**hello, "protocol": 2})
+    assert decode.grant == GRANT
+
+
+def test_kv_06_prefill_refuses_in_place_of_its_hello() -> None:
+    decode, prefill = DecodeHandshake(DECODE, KEY), PrefillHandshake(replace(PREFILL, grant=GRANT))
+    with pytest.raises(HandshakeRefused) as caught:
+        prefill.receive(decode.open())
+    refusal = prefill.refusal(caught.value)
+    assert refusal is not None
+    with pytest.raises(HandshakeRefused, match=r"prefill node refuses.*no cluster key") as told:
+        decode.receive(refusal)
+    assert told.value.status == 503
+    assert decode.grant == GRANT
+
+
+@pytest.mark.parametrize(("grant", "declined"), [(GRANT, True), (None, False)])
+def test_kv_06_prefill_declines_where_the_decode_node_has_taken_it(
+    grant: GrantId | None, declined: bool
+) -> None:
+    decode, prefill = DecodeHandshake(DECODE), PrefillHandshake(replace(PREFILL, grant=grant))
+    hello = prefill.receive(decode.open())
+    assert hello is not None
+    answer = decode.receive(hello)
+    with pytest.raises(HandshakeRefused) as caught:
+        prefill.receive({**answer, "transport": "tcp"})
+    said = prefill.refusal(caught.value)
+    assert (said is not None) is declined
+    if said is not None:
+        assert said["type"] == "decline"
+        assert (said["request"], said["generation"]) == ("a1", 7)
+        assert "--transport" in str(said["reason"])
+
+
+def test_a_grant_that_cannot_be_read_is_named() -> None:
+    decode, _, hello = opened()
+    with pytest.raises(MalformedMessage, match=r"HELLO\.grant\.generation"):
+        decode.receive({**hello, "grant": {"request": "a1", "incarnation": "d-1"}})
+    assert decode.grant is None

@@ -80,7 +80,7 @@ def test_kv_02_a_late_commit_of_an_earlier_generation_completes_nothing() -> Non
     first = side.reserve("a1")
     side.granted(first, peer=0, rank=0)
     side.reservations.release(first.generation, "the client left")
-    assert side.said() == [(0, Abort(1, "the client left"))]
+    assert side.said() == [(0, Abort(1, "the client left", unwanted=True))]
     second = side.reserve("a1")
     side.granted(second, peer=1, rank=1)
     side.receiver.receive(1, Commit(2, 4096))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 from .errors import HandshakeRefused
+from .grant_id import GrantId
 from .layout import Difference, differences
 
 if TYPE_CHECKING:
@@ -112,10 +113,12 @@ class Hello:
     """What the other side's transport needs to connect; opaque here."""
     nonce: bytes
     """32 random bytes, new for every connection; the decode node's is its challenge's."""
+    grant: GrantId | None = None
+    """What prefill connects for: its request fails at once if the two nodes do not fit together."""
 
     def to_json(self) -> JSONObject:
         """The message as a JSON object, without a proof."""
-        return {
+        content: JSONObject = {
             "type": self.TYPE,
             "magic": MAGIC,
             "protocol": PROTOCOL,
@@ -128,6 +131,9 @@ class Hello:
             "card": base64.b64encode(self.card).decode(),
             "nonce": self.nonce.hex(),
         }
+        if self.grant is not None:
+            content["grant"] = self.grant.to_json()
+        return content
 
     @classmethod
     def parse(cls, fields: Fields) -> Hello:
@@ -149,26 +155,32 @@ class Hello:
             transport=fields.text("transport"),
             card=fields.blob("card"),
             nonce=fields.hexadecimal("nonce", NONCE_BYTES),
+            grant=_grant(fields),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The decode node's last word on a connection that it does not take."""
+    """The last word on a connection: the decode node's, or prefill's in place of its HELLO."""
 
     TYPE: ClassVar = "refused"
 
     reason: str
     differences: tuple[Difference, ...] = ()
     """As the one who sends this sees them."""
+    grant: GrantId | None = None
+    """As in a HELLO."""
 
     def to_json(self) -> JSONObject:
         """The message as a JSON object."""
-        return {
+        content: JSONObject = {
             "type": self.TYPE,
             "reason": self.reason,
             "differences": [difference.to_json() for difference in self.differences],
         }
+        if self.grant is not None:
+            content["grant"] = self.grant.to_json()
+        return content
 
     @classmethod
     def parse(cls, fields: Fields) -> Refused:
@@ -177,7 +189,11 @@ class Refused:
         :raises MalformedMessage: a field is missing or wrong.
         """
         found = tuple(Difference.parse(item) for item in fields.objects("differences"))
-        return cls(fields.prose("reason"), found)
+        return cls(fields.prose("reason"), found, _grant(fields))
+
+
+def _grant(fields: Fields) -> GrantId | None:
+    return GrantId.parse(fields.nested("grant")) if fields.has("grant") else None
 
 
 def mismatch(ours: Hello, theirs: Hello) -> tuple[Difference, ...]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from .errors import ControlError
     from .messages import Claim
+    from .prompt import PromptIdentity
     from .regions import LandingRegion
 
 __all__ = (
@@ -93,6 +94,8 @@ class Reservation:
     """When its lease runs out."""
     dies_at: float
     """However often it is renewed, it never lives longer."""
+    prompt: PromptIdentity | None = None
+    """The request's, where its router has told it: no other one's cache is let in."""
     state: State = State.RESERVED
     claimed: bool = False
     """Its request has come, and sees to its end."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .hello import Hello
     from .link import Post
     from .messages import Message
+    from .prompt import PromptIdentity
     from .regions import RegionPool
     from .reservations import ReservationSettings
 
@@ -87,9 +88,11 @@ class ControlServer:
         """Open now."""
         return self._connections.connections
 
-    def reserve(self, request: str, max_tokens: int) -> Landing:
+    def reserve(
+        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+    ) -> Landing:
         """Hold a landing region for ``request``; see ``Landings.reserve``."""
-        return self.landings.reserve(request, max_tokens)
+        return self.landings.reserve(request, max_tokens, prompt)
 
     async def serve(
         self,
