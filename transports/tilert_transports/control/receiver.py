@@ -6,7 +6,7 @@ The decode node's side of the hand-off, without I/O; the rules are in ``reservat
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .errors import HandOffFailed, OutOfOrder, PeerLost, PromptMismatch
@@ -137,6 +137,13 @@ class Receiver:
             self._reservations.fail(held, error)
             return True
         return False
+
+    def identify(self, peer: int, generation: int, tokens: int, last_token: int) -> None:
+        """Learn whose prompt it is, where a claim had to be made before that was known."""
+        found = self._reservations.writer(generation, peer)
+        if found is not None:
+            _, writer = found
+            writer.claim = replace(writer.claim, tokens=tokens, last_token=last_token)
 
     def _decline(self, peer: int, decline: Decline) -> None:
         fault = f"prefill node {self._names[peer]} gave up: {decline.reason}"
