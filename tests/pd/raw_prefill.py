@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from tilert_stream.cluster.prompt_digest import prompt_digest
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.frames import FrameReader, encode_frame
 from tilert_transports.control.handshake import PrefillHandshake
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from tests.pd.cluster import Cluster
 
 __all__ = ("RawPrefill", "raw_prefill")
+
+PROMPT = (97, 98, 99)
+"""What ``Cluster.ask`` asks about."""
 
 
 class RawPrefill:
@@ -55,6 +59,7 @@ class RawPrefill:
             "tokens": 3,
             "nbytes": 12,
             "last_token": 99,
+            "digest": prompt_digest(PROMPT),
         }
         return Claim(**{**whole, **fields})
 

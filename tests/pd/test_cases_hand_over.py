@@ -12,7 +12,7 @@ import anyio.lowlevel
 import orjson
 import pytest
 
-from tests.pd.cluster import LONGEST, Answer, Cluster
+from tests.pd.cluster import LONGEST, Answer, Cluster, ScriptedModel
 from tests.pd.raw_prefill import raw_prefill
 from tilert_engine.layouts.abc import Description
 from tilert_engine.layouts.scripted import ScriptedLayout
@@ -137,6 +137,33 @@ async def test_kv_06_what_does_not_fit_is_told_without_a_time_limit_where_nobody
             assert not answer.whole
             await cluster.idle()
     assert "time" not in caplog.text
+
+
+@both
+@pytest.mark.parametrize("met", [True, False], ids=["met before", "not met"])
+async def test_kv_06_other_pairs_are_unaffected(
+    met: bool, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One decode node of two does not fit: it is passed over, if that is known in time."""
+    if not met:
+
+        async def stay(_desk: HandOverDesk, _to: Destination) -> None:
+            await anyio.lowlevel.checkpoint()
+
+        monkeypatch.setattr(HandOverDesk, "meet", stay)
+    models = [
+        ScriptedModel(Script(), layout=OtherType(LONGEST)),
+        ScriptedModel(Script()),
+    ]
+    cluster = Cluster(decode_models=models)
+    async with cluster.running():
+        answers: list[Answer] = []
+        for _ in range(4):
+            answers.append(await cluster.ask(stream=stream, max_tokens=9))
+            await cluster.idle()
+    assert [answer.whole for answer in answers] == [met, True, True, True]
+    if not met:
+        assert answers[0].error == "kv_handshake_refused"
 
 
 def another_end(ids: tuple[int, ...]) -> tuple[int, ...]:

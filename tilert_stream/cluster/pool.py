@@ -161,7 +161,11 @@ class Pool(Generic[T]):
         """Remember what a node's answer says of its health."""
         if isinstance(error, _SICK):
             logger.warning("%s node %s: %s", self.kind, member.name, error)
-            member.shunned_until = self._clock() + self.shun
+            self.avoid(member)
+
+    def avoid(self, member: Member[T]) -> None:
+        """Ask ``member`` last, for a while."""
+        member.shunned_until = self._clock() + self.shun
 
     def failure(self, errors: Sequence[TilertStreamError]) -> TilertStreamError:
         """What the client is told where every node has failed with one of ``errors``."""

@@ -101,6 +101,10 @@ class Reservation:
         """The node has ended the request by itself, or somebody else sees to that."""
         self._claimed.settled = True
 
+    def avoid(self) -> None:
+        """Ask the node last for a while: it and prefill do not fit together."""
+        self._pool.avoid(self._claimed.member)
+
     async def claim(self) -> None:
         """Have some node hold a slot; where all are busy, wait in line for one.
 

@@ -8,7 +8,8 @@
     Decode    the stream's lines    ─► the mailbox
 
 What is claimed goes into the request's lease. A decode node that dies while prefill works takes
-nothing with it but prefill's work: another is asked, since nothing has left for the client.
+nothing with it but prefill's work: another is asked, since nothing has left for the client; so it
+is where prefill and a decode node do not fit together.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 from anyio import CancelScope, create_task_group
 
 from tilert_stream.cluster.decode_stream import DecodeStream
+from tilert_stream.cluster.errors import HandshakeRefused
 from tilert_stream.cluster.queue import Queue
 from tilert_stream.cluster.reservation import Reservation
 from tilert_stream.errors import Cancelled, InvalidRequest, TilertStreamError
@@ -68,7 +70,13 @@ class RemotePrefill:
         for _ in range(RECLAIMS):
             if not isinstance(answer, UpstreamError):
                 break
+            node = reservation.node
+            refused = isinstance(answer, HandshakeRefused)
+            if refused:
+                reservation.avoid()
             await reservation.claim()
+            if refused and reservation.node is node:
+                break  # there is no other
             answer = await self._compute(reservation, scope)
         if isinstance(answer, UpstreamError):
             raise answer
@@ -78,7 +86,7 @@ class RemotePrefill:
     async def _compute(
         self, reservation: Reservation, scope: RequestScope
     ) -> PrefillAnswer | UpstreamError:
-        """Prefill's answer, or why the reservation was lost meanwhile."""
+        """Prefill's answer, or why the reservation was lost meanwhile, or is of no use."""
         # The first token is the last one: no KV cache is wanted.
         one = scope.request.limits.max_tokens == 1
         params = None if one else _kv_transfer_params(reservation)
@@ -114,6 +122,8 @@ class RemotePrefill:
         hold.release("prefilled")
         if answer is not None:
             return answer
+        if isinstance(failure, HandshakeRefused):
+            return failure
         if failure is not None:
             raise failure
         if lost is not None:
@@ -173,7 +183,11 @@ class RemoteDecode:
         reservation = cast("Reservation", prefilled.reserved.grant)
         node = reservation.node
         first = prefilled.first.ids[0]
-        response = await node.decode(scope.request, reservation.grant, first)
+        try:
+            response = await node.decode(scope.request, reservation.grant, first)
+        except HandshakeRefused:
+            reservation.avoid()
+            raise
         lines = DecodeStream(scope.request.limits, first, label=node.origin.label)
         stream = _RemoteStream(reservation, response, lines, self._janitor)
         scope.lease.hold("decode", stream.release)

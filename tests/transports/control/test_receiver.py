@@ -212,19 +212,6 @@ def test_the_end_of_a_connection_fails_all_that_it_was_writing_and_nothing_else(
     assert side.gauges() == (2, 0, 1, 1, 0, 1)
 
 
-def test_the_transport_can_end_a_quarantine() -> None:
-    side = DecodeSide()
-    side.granted(side.reserve())
-    side.receiver.settle(0)
-    assert side.gauges() == (2, 0, 1, 0, 0, 0), "what is being written goes on"
-    side.receiver.disconnect(0)
-    assert side.gauges() == (2, 0, 0, 0, 0, 1)
-    side.receiver.settle(1)
-    assert side.gauges() == (2, 0, 0, 0, 0, 1)
-    side.receiver.settle(0)
-    assert side.idle
-
-
 def test_a_commit_of_fewer_bytes_than_claimed_fails_the_request() -> None:
     side = DecodeSide()
     side.granted(side.reserve())

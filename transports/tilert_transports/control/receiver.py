@@ -83,15 +83,6 @@ class Receiver:
                     held, PeerLost(f"prefill node {name} has gone before its KV cache had landed")
                 )
 
-    def settle(self, peer: int) -> None:
-        """The transport says that nothing which this peer began can land any more.
-
-        For a peer whose connection has ended, or whose hand-offs were aborted.
-        """
-        for held, writer in self._reservations.written_by(peer):
-            if held.state is State.QUARANTINED:
-                self._reservations.stopped(held, writer)
-
     def receive(self, peer: int, message: Message) -> None:
         """Take one message.
 
