@@ -6,11 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from hashlib import blake2b
+from typing import ClassVar
 
 import anyio
 import pytest
 
 from tests.nodes.decode_side import REGIONS, DecodeSide, decode_side
+from tilert_engine.layouts.abc import Row
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_engine.layouts.scripted import ScriptedLayout
 from tilert_engine.scripted import ScriptedKV
@@ -80,6 +82,36 @@ async def test_one_connection_serves_many_hand_overs() -> None:
             landing.take()
             landing.release("read")
         assert node.server.connections == 1
+
+
+class CountedLayout(ScriptedLayout):
+    """Counts how often it works out what is copied."""
+
+    planned: ClassVar[list[int]] = []
+
+    def plan(self, seq_len: int, rank: int = 0) -> tuple[Row, ...]:
+        self.planned.append(seq_len)
+        return super().plan(seq_len, rank)
+
+    def sized(self, max_seq_len: int) -> CountedLayout:
+        return CountedLayout(max_seq_len)
+
+
+async def test_what_is_copied_is_worked_out_once_for_each_length() -> None:
+    CountedLayout.planned.clear()
+    async with (
+        decode_side(make("memory"), DECODE) as node,
+        open_courier(
+            make("memory"), CountedLayout(64), rank=0, staging_bytes=4096, send_timeout=20
+        ) as courier,
+    ):
+        for ids in (IDS, IDS[:3], IDS):
+            landing, destination = node.reserve("a1", 20)
+            await courier.deliver(staged(courier, destination, ids))
+            landed = await landing.wait()
+            assert DECODE.unpack(node.bytes_of(landed.region), len(ids)) == ScriptedKV(ids)
+            landing.release("read")
+    assert CountedLayout.planned == [5, 3]
 
 
 async def test_two_at_once_share_a_connection_that_is_only_being_made() -> None:
