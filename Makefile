@@ -17,7 +17,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pd test test-vllm soak bench bench-pd model lint format types hooks clean
+.PHONY: help serve pd test test-vllm soak bench bench-pd bench-transports model lint format types hooks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,6 +44,9 @@ bench: $(VENV)/.dev ## measure beside the floor and the peers; ARGS are python -
 
 bench-pd: $(VENV)/.dev ## the same for the router; ARGS are python -m bench.pd's options
 	$(BIN)/python -m bench.pd --check $(ARGS)
+
+bench-transports: $(VENV)/.dev ## the same for KV transports; ARGS are its module's options
+	$(BIN)/python -m bench.transports --check $(ARGS)
 
 model: $(VENV)/.serve ## bring the demo model into the cache
 	@$(BIN)/python -m tilert_stream.serve.demo_model

@@ -16,6 +16,7 @@ from tilert_stream.cluster.janitor import Janitor
 from tilert_stream.cluster.keeper import Keeper
 from tilert_stream.cluster.pool import Pool
 from tilert_stream.cluster.prefill_call import PrefillCall
+from tilert_stream.cluster.queue import Queue
 from tilert_stream.events import Finished, GenerateRequest, Limits, TextDelta
 from tilert_stream.http import Server, ServerSettings
 from tilert_stream.http.client import HTTPClient, Origin
@@ -130,7 +131,13 @@ class Router:
                 for number, host in enumerate(decodes)
             ],
         )
-        decode = RemoteDecode(self.decodes, self.janitor, self.keeper, layout=options.get("layout"))
+        decode = RemoteDecode(
+            self.decodes,
+            self.janitor,
+            self.keeper,
+            queue=Queue(timeout=options.get("queue_timeout", 0)),
+            layout=options.get("layout"),
+        )
         self.pipeline = (
             Pipeline()
             .then(Reserve(decode))

@@ -164,6 +164,16 @@ class Cluster:
         async with self.request(**fields) as response:
             return await read(response)
 
+    async def look(self, path: str) -> Any:
+        """What the router says at ``path``."""
+        async with self.client.request(self.origin, "GET", path) as response:
+            return orjson.loads(await response.read(65536, within=5))
+
+    async def waiting(self, count: int) -> None:
+        """Wait until so many requests stand in the router's line."""
+        while (await self.look("/pool_status"))["waiting"] != count:
+            await anyio.lowlevel.checkpoint()
+
     @property
     def held(self) -> dict[str, Any]:
         """All that is held anywhere; empty when nothing is (INV-2)."""

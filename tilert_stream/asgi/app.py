@@ -29,6 +29,7 @@ from ..stages.sse import EncodeSSE
 from .auth import KeyRing
 from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_answer
 from .request_body import parse_body, read_body
+from .request_id import id_header, name_request
 from .response import EVENT_STREAM, JSON, StreamResponse
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class App:
             self._keys.check(scope["headers"])
             body = await read_body(scope, receive, self._max_body_bytes)
             request, envelope = await parse_body(parse, body, self.card)
+            name_request(scope, request.id)
             encode = (
                 EncodeSSE(envelope, done_after_error=self._done_after_error)
                 if envelope.stream
@@ -127,7 +129,7 @@ class App:
             response = StreamResponse(
                 self.service.open(request, encode),
                 content=EVENT_STREAM if envelope.stream else JSON,
-                headers=((b"x-request-id", request.id.encode()),),
+                headers=id_header(request.id),
                 cut_on_error=not self._done_after_error,
                 heartbeat=self._heartbeat if envelope.stream else inf,
             )

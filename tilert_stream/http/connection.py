@@ -30,7 +30,7 @@ from .errors import (
 from .exchange import Exchange
 from .head_reader import HeadReader
 from .refusal import refusal
-from .scope import ON_DISCONNECT, check_head, http_scope
+from .scope import NAME_REQUEST, ON_DISCONNECT, check_head, http_scope
 from .sockets import (
     SocketWriter,
     close,
@@ -137,6 +137,7 @@ class Connection:
             )
             exchange = self._exchange(request, record)
             scope["extensions"][ON_DISCONNECT] = exchange.on_disconnect
+            scope["extensions"][NAME_REQUEST] = record.name
             exchange.parse()
         except TilertStreamError as error:
             await self._refuse(error, record, head_only=_is_head(request))

@@ -8,7 +8,8 @@
     Decode    the stream's lines    ─► the mailbox
 
 What is claimed goes into the request's lease. A decode node that dies while prefill works takes
-nothing with it but prefill's work: another is asked, since nothing has left for the client.
+nothing with it but prefill's work: another is asked, since nothing has left for the client; so it
+is where prefill and a decode node do not fit together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from anyio import CancelScope
 from anyio.lowlevel import cancel_shielded_checkpoint
 
 from tilert_stream.cluster.decode_stream import DecodeStream
+from tilert_stream.cluster.errors import HandshakeRefused
+from tilert_stream.cluster.queue import Queue
 from tilert_stream.cluster.reservation import Reservation
 from tilert_stream.errors import Cancelled, InvalidRequest
 from tilert_stream.events import Finished, KVReady, Prefilled, Reserved
@@ -71,7 +74,13 @@ class RemotePrefill:
         for _ in range(RECLAIMS):
             if not isinstance(answer, UpstreamError):
                 break
+            node = reservation.node
+            refused = isinstance(answer, HandshakeRefused)
+            if refused:
+                reservation.avoid()
             await reservation.claim()
+            if refused and reservation.node is node:
+                break  # there is no other
             answer = await self._compute(reservation, scope)
         if isinstance(answer, UpstreamError):
             raise answer
@@ -81,8 +90,10 @@ class RemotePrefill:
     async def _compute(
         self, reservation: Reservation, scope: RequestScope
     ) -> PrefillAnswer | UpstreamError:
-        """Prefill's answer, or why the reservation was lost meanwhile."""
-        params = _kv_transfer_params(reservation)
+        """Prefill's answer, or why the reservation was lost meanwhile, or is of no use."""
+        # The first token is the last one: no KV cache is wanted.
+        one = scope.request.limits.max_tokens == 1
+        params = None if one else _kv_transfer_params(reservation)
         answer: PrefillAnswer | None = None
         lost: list[TilertStreamError] = []
         asking = True
@@ -108,16 +119,18 @@ class RemotePrefill:
         try:
             with cancel:
                 answer = await self._pool.first(ask)
+        except HandshakeRefused as error:
+            return error
         finally:
             asking = False
             stop_keeping()
             hold.release("prefilled")
         if answer is not None:
             return answer
-        for error in lost:
-            if isinstance(error, UpstreamError):
-                return error
-            raise error
+        for loss in lost:
+            if isinstance(loss, UpstreamError):
+                return loss
+            raise loss
         raise Cancelled(f"request {scope.request.id} ended before prefill had answered")
 
 
@@ -126,6 +139,7 @@ class RemoteDecode:
 
     :param janitor: tells nodes what has ended, and reads late bodies; entered by whoever made it.
     :param keeper: keeps reservations alive; entered like the janitor.
+    :param queue: where requests wait while every node is busy; None: nobody waits.
     :param layout: of prefill's KV caches, field by field, where it is known: nodes that cannot
         take them are found before anything is computed.
     """
@@ -136,18 +150,20 @@ class RemoteDecode:
         janitor: Janitor,
         keeper: Keeper,
         *,
+        queue: Queue | None = None,
         layout: Mapping[str, object] | None = None,
     ) -> None:
         self._pool = pool
         self._janitor = janitor
         self._keeper = keeper
+        self._queue = queue or Queue(timeout=0)
         self._layout = layout
         self.where = _where(pool)
 
     async def reserve(self, request: GenerateRequest, scope: RequestScope) -> Reserved:
         """Have some node hold a slot.
 
-        :raises ~tilert_stream.errors.Busy: all are busy.
+        :raises ~tilert_stream.errors.Busy: none came free in time, or the line is full.
         :raises ~tilert_stream.errors.InvalidRequest: there is no prompt, or nothing to generate.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request can never fit.
         :raises ~tilert_stream.http.client.UpstreamError: no node can be used.
@@ -159,7 +175,9 @@ class RemoteDecode:
                 f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
                 param="max_tokens",
             )
-        reservation = Reservation(request, self._pool, self._janitor, self._keeper, self._layout)
+        reservation = Reservation(
+            request, self._pool, self._janitor, self._keeper, self._queue, self._layout
+        )
         scope.lease.hold("reservation", reservation.release)
         await reservation.claim()
         return Reserved(reservation.grant.region, reservation)
@@ -173,7 +191,11 @@ class RemoteDecode:
         reservation = cast("Reservation", prefilled.reserved.grant)
         node = reservation.node
         first = prefilled.first.ids[0]
-        response = await node.decode(scope.request, reservation.grant, first)
+        try:
+            response = await node.decode(scope.request, reservation.grant, first)
+        except HandshakeRefused:
+            reservation.avoid()
+            raise
         lines = DecodeStream(scope.request.limits, first, label=node.origin.label)
         stream = _RemoteStream(reservation, response, lines, self._janitor)
         scope.lease.hold("decode", stream.release)
@@ -264,9 +286,10 @@ class _RemoteStream:
         reservation, finished = self._reservation, self._lines.finished
         if self._response.complete or (finished is not None and finished.error is not None):
             self._response.close()
-            reservation.settled = self._lines.node_ended
+            if self._lines.node_ended:
+                reservation.settle()
             return
-        reservation.settled = True
+        reservation.settle()
         self._response.on_ready(None)
         name = f"end of {reservation.request.id} at {reservation.name}"
         self._janitor.submit(name, self._drain, self._finish)

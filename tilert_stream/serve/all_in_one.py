@@ -81,6 +81,9 @@ def run(config: ServeConfig) -> int:
         config,
         app.service,
         on_ready=lambda address: announce(
-            address, app.card, secure=settings.ssl_certfile is not None
+            address,
+            app.card,
+            secure=settings.ssl_certfile is not None,
+            keyed=bool(config.api_keys),
         ),
     )

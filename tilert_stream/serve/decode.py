@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tilert_engine.decode_worker import DecodeWorker
 from tilert_engine.layouts.landed import LandingDecode
 from tilert_stream.nodes.decode_app import DecodeApp
-from tilert_stream.nodes.decode_node import DecodeNode, FirstToken
+from tilert_stream.nodes.decode_node import DecodeNode
+from tilert_stream.nodes.first_token import FirstToken
 from tilert_stream.nodes.landing_port import LandingPort
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.service import Service
