@@ -25,9 +25,9 @@ import anyio.lowlevel
 import h11
 
 from ..errors import BodyTooLarge, TilertStreamError
+from .answer_head import AnswerHead
 from .errors import ASGIViolation, ClientGone, RequestTimeout
-from .framing import choose_framing
-from .refusal import REASONS, http_date, refusal_for
+from .refusal import refusal_for
 from .sockets import call_when_readable, end_output, receive_ready, receive_some
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Exchange:
         self._on_gone: Callable[[], object] | None = None
         self._reading: anyio.CancelScope | None = None
         self._consumed: anyio.Event | None = None
-        self._response: h11.Response | None = None
+        self._head: AnswerHead | None = None
         self._framing: Framing | None = None
         self.input_ended = input_ended
         """The client has closed its sending side (seen only with ``allow_half_close``)."""
@@ -280,28 +280,19 @@ class Exchange:
             raise ASGIViolation(f"{kind!r} is no message of an HTTP answer.")
 
     def _start(self, message: Message) -> None:
-        if self._response is not None:
+        if self._head is not None:
             raise ASGIViolation("'http.response.start' was sent twice.")
-        headers: list[tuple[bytes, bytes]] = [
-            (bytes(name), bytes(value)) for name, value in message.get("headers", ())
-        ]
-        names = {name.lower() for name, _ in headers}
-        if b"date" not in names:
-            headers.append((b"date", http_date()))
-        status: int = message["status"]
-        self._response = h11.Response(
-            status_code=status, headers=headers, reason=REASONS.get(status, b"")
-        )
+        self._head = AnswerHead(message)
 
     async def _send_body(self, body: bytes, *, more: bool) -> None:
         if self._framing == "chunked":
             data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             if not more:
                 data += LAST_CHUNK
-        elif self._response is None:
+        elif self._head is None:
             raise ASGIViolation("'http.response.body' was sent before 'http.response.start'.")
         else:
-            head = self._render_head(self._response) if self._framing is None else b""
+            head = self._render(self._head) if self._framing is None else b""
             data = head + self._frame(body, more=more)
         if data:
             self.head_left = True
@@ -317,28 +308,14 @@ class Exchange:
                 end_output(self._sock)
             self._notify()
 
-    def _render_head(self, response: h11.Response) -> bytes:
+    def _render(self, head: AnswerHead) -> bytes:
         # The client may still be sending a body that the app does not want, and could take the
         # next request on this connection for lost; so the close is announced.
-        if self._closing() or not self._body_complete:
-            kept = [field for field in response.headers if field[0] != b"connection"]
-            response = h11.Response(
-                status_code=response.status_code,
-                headers=[*kept, (b"connection", b"close")],
-                reason=response.reason,
-            )
-        head = self._conn.send(response)
-        self._framing = choose_framing(
-            response.status_code,
-            {name for name, _ in response.headers},
-            bodiless=self._bodiless,
-            chunks_allowed=self._chunks_allowed,
-        )
-        self._record.status = response.status_code
-        for name, value in response.headers:
-            if name == b"x-request-id":
-                self._record.request_id = value.decode("latin-1")
-        return head
+        rendered = head.render(self._conn, close=self._closing() or not self._body_complete)
+        self._framing = head.framing(bodiless=self._bodiless, chunks_allowed=self._chunks_allowed)
+        self._record.status = head.status
+        self._record.request_id = head.request_id or self._record.request_id
+        return rendered
 
     def _frame(self, body: bytes, *, more: bool) -> bytes:
         framed = b""
