@@ -5,14 +5,17 @@
 """
 
 from .decode import TileRTDecode, TileRTSequence
-from .load import load_generator
-from .models import MODELS, TileRTModel, find_model
+from .kv import TileRTKV
+from .load import Loaded, ar_steps_from, load_generator
+from .models import TileRTModel, find_model
 
 __all__ = (
-    "MODELS",
+    "Loaded",
     "TileRTDecode",
+    "TileRTKV",
     "TileRTModel",
     "TileRTSequence",
+    "ar_steps_from",
     "find_model",
     "load_generator",
 )

@@ -20,13 +20,14 @@ from tilert_engine.accounting import Ledger
 from tilert_engine.chains import DEFAULT_AR_STEPS, ChainPlanner
 from tilert_stream.errors import ConfigError, EngineFault
 
-from .kv import checked_layers, last_prompt_token
+from .kv import checked_layers, told_kv
 from .loops import loop_of
 from .sampling import device_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from tilert_engine.layouts.mla_nsa_model import MlaNsaModel
     from tilert_stream.events import Harvest, Limits, Sampling
 
     from .device import Generator
@@ -52,7 +53,7 @@ class TileRTDecode:
     """A ``DecodeEngine`` on one of TileRT's generators.
 
     :param generator: its weights loaded, with MTP or without as ``with_mtp`` says.
-    :param layers: cache layers of the model, the draft layer among them where there is one.
+    :param model: what the caches that come in must be of.
     :param max_seq_len: tokens of prompt and answer together; None: as many as the window takes.
     :param ar_steps: the longest chain; it is 1 where TileRT takes only single steps.
     :param token_out: where a step's intermediates hold its token (``Idx.TOKEN_OUT``).
@@ -65,7 +66,7 @@ class TileRTDecode:
         self,
         generator: Generator,
         *,
-        layers: int,
+        model: MlaNsaModel,
         with_mtp: bool,
         max_seq_len: int | None = None,
         ar_steps: int = DEFAULT_AR_STEPS,
@@ -73,7 +74,7 @@ class TileRTDecode:
     ) -> None:
         self._generator = generator
         self._layer = generator.decode_layer
-        self._layers = layers
+        self._model = model
         self._mtp = with_mtp
         step_tokens = cast("int", getattr(generator, "mtp_seq_len", 1)) if with_mtp else 1
         self._loop = loop_of(
@@ -112,8 +113,9 @@ class TileRTDecode:
             raise RuntimeError(f"slot {slot} does not exist; TileRT has slot 0 alone")
         if self._open is not None:
             raise RuntimeError("slot 0 is busy; close its sequence first")
-        layers = checked_layers(kv, self._layers)
-        tokens = len(layers[0][0])
+        told = told_kv(kv)
+        layers = checked_layers(told.cache, self._model, draft=self._mtp)
+        tokens = told.cache.seq_len
         if tokens + limits.max_tokens > self.max_seq_len:
             raise EngineFault(
                 f"the prompt's {tokens} tokens and max_tokens {limits.max_tokens} are more than"
@@ -127,7 +129,7 @@ class TileRTDecode:
             self._sample(drawn, sampling.seed)
             self._loop.select()
             if self._mtp:
-                self._open_draft_layer(last_prompt_token(kv), tokens, ledger)
+                self._open_draft_layer(told.last_prompt_token, tokens, ledger)
             self._loop.begin(first_token)
         except BaseException:
             self._layer.reset_sequence()

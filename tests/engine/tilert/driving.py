@@ -49,7 +49,7 @@ def engine_on(
     fake = FakeGenerator(model, with_mtp=family.with_mtp, chains=family.chains, window=window)
     engine = TileRTDecode(
         fake,
-        layers=fake.layers,
+        model=fake.model,
         with_mtp=family.with_mtp,
         max_seq_len=max_seq_len,
         ar_steps=ar_steps,

@@ -19,11 +19,12 @@ from tests.engine.tilert.driving import (
     engine_on,
     expected,
 )
+from tilert_engine.layouts.mla_nsa_cache import ImportedKV
 from tilert_engine.tilert.decode import TileRTDecode, TileRTSequence
 from tilert_stream.abc import DecodeEngine
 from tilert_stream.errors import ConfigError, EngineFault
 from tilert_stream.events import Finished, Limits, Sampling
-from tilert_stream.testing.tilert_fake import FakeGenerator, FakeKV, FakeModel
+from tilert_stream.testing.tilert_fake import FakeGenerator, FakeModel
 
 MTP = Family(chains=True, with_mtp=True)
 PLAIN = Family(chains=True, with_mtp=False)
@@ -227,6 +228,13 @@ def test_a_slot_is_opened_once_and_closed_once() -> None:
             call(sequence)
 
 
+@pytest.mark.parametrize("chains", [True, False])
+def test_without_mtp_a_draft_layer_that_came_along_is_left_out(chains: bool) -> None:
+    engine, fake = engine_on(COUNTING, Family(chains=chains, with_mtp=False))
+    sequence = engine.open(0, fake.kv(tokens=5, draft=True), 100, Limits(3), GREEDY)
+    assert engine.advance(sequence).batch.ids[0] == 101
+
+
 @families
 def test_a_device_that_dies_while_opening_or_later_says_so(family: Family) -> None:
     engine, fake = engine_on(replace(COUNTING, dies_at=1), family)
@@ -236,29 +244,34 @@ def test_a_device_that_dies_while_opening_or_later_says_so(family: Family) -> No
         begin(engine, fake, Limits(2))
 
 
-def cache(*shapes: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    ki, kv, pe = (torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes)
-    return ki, kv, pe
-
-
-GOOD = cache((3, 128), (3, 512), (3, 64))
+def cache(
+    layers: int = 3,
+    tokens: int = 3,
+    *,
+    model: str = "fake",
+    latent: int = 512,
+    rope_tokens: int = 3,
+    dtype: torch.dtype = torch.bfloat16,
+) -> ImportedKV:
+    return ImportedKV(
+        model,
+        torch.zeros(layers, tokens, 128, dtype=dtype),
+        torch.zeros(layers, tokens, latent, dtype=dtype),
+        torch.zeros(layers, rope_tokens, 64, dtype=dtype),
+    )
 
 
 @pytest.mark.parametrize(
     ("kv", "message"),
     [
         (b"", "the KV cache is a bytes, TileRT takes what the mla_nsa layout unpacks"),
-        (FakeKV((GOOD,), 1), "the KV cache has 1 layers, the model 2; give both nodes the draft"),
-        (FakeKV((GOOD,) * 3, 1), "the KV cache has 3 layers, the model 2"),
-        (
-            FakeKV((GOOD, cache((3, 128), (3, 576), (3, 64))), 1),
-            r"layer 1 of the KV cache has a kv of shape \(3, 576\), needed is \(3, 512\)",
-        ),
-        (
-            FakeKV((GOOD, cache((4, 128), (4, 512), (4, 64))), 1),
-            r"layer 1 of the KV cache has a ki of shape \(4, 128\), needed is \(3, 128\)",
-        ),
-        (FakeKV((cache((0, 128), (0, 512), (0, 64)),) * 2, 1), "the KV cache has 0 tokens"),
+        (cache(2), "the KV cache has 2 layers, fake has 3; give both nodes the draft layer"),
+        (cache(4), "the KV cache has 4 layers, fake has 3"),
+        (cache(tokens=0), "the KV cache has 0 tokens"),
+        (cache(model="glm5"), "model is glm5, this engine's is fake"),
+        (cache(latent=576), r"shape of kv is \(3, 3, 576\), this engine's is \(3, 3, 512\)"),
+        (cache(rope_tokens=4), r"shape of pe is \(3, 4, 64\), this engine's is \(3, 3, 64\)"),
+        (cache(dtype=torch.float32), r"dtype of ki is torch\.float32, .* is torch\.bfloat16"),
     ],
 )
 def test_kv_06_a_cache_that_does_not_fit_is_refused(kv: object, message: str) -> None:
@@ -268,15 +281,21 @@ def test_kv_06_a_cache_that_does_not_fit_is_refused(kv: object, message: str) ->
     assert answer(engine, fake, Limits(3)).ids == [101, 102]
 
 
+def test_what_the_layout_unpacks_is_taken_as_it_is() -> None:
+    engine, fake = engine_on(COUNTING, MTP)
+    sequence = engine.open(0, fake.kv(tokens=5).cache, 100, Limits(2), GREEDY)
+    assert engine.advance(sequence).batch.ids == (101,)
+
+
 def test_the_models_own_stop_tokens() -> None:
     fake = FakeGenerator(COUNTING, with_mtp=True, stop_token_ids=(3, 4))
-    engine = TileRTDecode(fake, layers=2, with_mtp=True)
+    engine = TileRTDecode(fake, model=fake.model, with_mtp=True)
     assert engine.stop_ids == {3, 4}
     fake.stop_token_ids = set()
     setattr(fake, "eos_id", 5)  # noqa: B010 - as the V3.2 generator has it
-    assert TileRTDecode(fake, layers=2, with_mtp=True).stop_ids == {5}
+    assert TileRTDecode(fake, model=fake.model, with_mtp=True).stop_ids == {5}
     setattr(fake, "eos_id", None)  # noqa: B010 - as above
-    assert TileRTDecode(fake, layers=2, with_mtp=True).stop_ids == frozenset()
+    assert TileRTDecode(fake, model=fake.model, with_mtp=True).stop_ids == frozenset()
 
 
 class OtherLayer:
@@ -293,11 +312,11 @@ def test_a_layer_that_can_do_neither_is_refused(family: Family) -> None:
     fake = FakeGenerator(COUNTING, with_mtp=family.with_mtp, chains=family.chains)
     setattr(fake, "decode_layer", OtherLayer())  # noqa: B010 - of another type than the fake's
     with pytest.raises(ConfigError, match="OtherLayer has neither show_hands nor forward"):
-        TileRTDecode(fake, layers=2, with_mtp=family.with_mtp)
+        TileRTDecode(fake, model=fake.model, with_mtp=family.with_mtp)
 
 
 def test_caches_of_unknown_length_are_refused() -> None:
     fake = FakeGenerator(COUNTING, with_mtp=True)
     del fake.decode_layer.max_seq_len
     with pytest.raises(ConfigError, match="FakeGenerator does not say how long its caches are"):
-        TileRTDecode(fake, layers=2, with_mtp=True)
+        TileRTDecode(fake, model=fake.model, with_mtp=True)

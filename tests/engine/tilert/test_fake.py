@@ -18,7 +18,7 @@ def chains(*, with_mtp: bool = True, tokens: int = 5) -> tuple[FakeGenerator, Fa
     fake = FakeGenerator(MODEL, with_mtp=with_mtp, window=16)
     layer = fake.decode_layer
     assert isinstance(layer, FakeChainLayer)
-    fake.inject_cache(list(fake.kv(tokens=tokens).layers))
+    fake.inject_cache(list(fake.kv(tokens=tokens).cache.layers()))
     fake.set_cur_pos(tokens - 1)
     return fake, layer
 
@@ -27,7 +27,7 @@ def steps(*, with_mtp: bool) -> tuple[FakeGenerator, FakeStepLayer]:
     fake = FakeGenerator(MODEL, with_mtp=with_mtp, chains=False)
     layer = fake.decode_layer
     assert isinstance(layer, FakeStepLayer)
-    fake.inject_cache(list(fake.kv(tokens=5).layers))
+    fake.inject_cache(list(fake.kv(tokens=5).cache.layers()))
     fake.set_cur_pos(4)
     return fake, layer
 
@@ -58,7 +58,7 @@ def test_a_mode_needs_a_position_and_its_weights() -> None:
     layer.reset_sequence()
     with pytest.raises(Misuse, match="no cache has been injected"):
         layer.set_prefill_valid_tokens(0)
-    fake.inject_cache(list(fake.kv(tokens=5).layers))
+    fake.inject_cache(list(fake.kv(tokens=5).cache.layers()))
     with pytest.raises(Misuse, match="a mode is selected before set_cur_pos"):
         layer.set_prefill_valid_tokens(0)
 
@@ -125,7 +125,7 @@ def test_no_row_beyond_the_caches() -> None:
 
 def test_one_sequence_at_a_time_and_its_sampling_stays() -> None:
     fake, layer = chains()
-    layers = list(fake.kv(tokens=5).layers)
+    layers = list(fake.kv(tokens=5).cache.layers())
     with pytest.raises(Misuse, match="over a sequence that was not reset"):
         fake.inject_cache(layers)
     layer.set_prefill_valid_tokens(0)
@@ -133,7 +133,7 @@ def test_one_sequence_at_a_time_and_its_sampling_stays() -> None:
     with pytest.raises(Misuse, match="sampling changes in the middle"):
         fake.update_sampling_params(temperature=1.0, top_p=1.0, top_k=1, use_topp=False)
     layer.reset_sequence()
-    with pytest.raises(Misuse, match="1 layers at 0, not 2 at 0"):
+    with pytest.raises(Misuse, match="1 layers at 0, not 3 at 0"):
         fake.inject_cache(layers[:1])
 
 

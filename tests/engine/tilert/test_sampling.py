@@ -79,7 +79,7 @@ def test_a_seed_that_cannot_be_set_is_refused_and_the_device_reset() -> None:
     fake = FakeGenerator(MODEL, with_mtp=False, chains=False)
     assert isinstance(fake.decode_layer, FakeStepLayer)
     setattr(fake, "decode_layer", UnseededLayer(fake.decode_layer))  # noqa: B010 - of another type
-    engine = TileRTDecode(fake, layers=2, with_mtp=False, token_out=TOKEN_OUT)
+    engine = TileRTDecode(fake, model=fake.model, with_mtp=False, token_out=TOKEN_OUT)
     with pytest.raises(EngineFault, match="seed is 7; this version of TileRT takes none") as caught:
         begin(engine, fake, Limits(3), Sampling(seed=7))
     assert caught.value.param == "seed"
