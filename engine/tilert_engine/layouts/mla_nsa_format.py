@@ -11,6 +11,7 @@ the host. Byte tensors are uint8 and may be strided views, as long as a row or p
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -34,8 +35,12 @@ __all__ = (
     "dequantise_keys",
     "dequantise_latent",
     "hadamard",
+    "new_pages",
+    "new_rows",
+    "pages_of",
     "quantise_keys",
     "quantise_latent",
+    "read_latent",
     "read_pages",
     "read_rows",
     "write_pages",
@@ -46,6 +51,7 @@ _FP8: Final = torch.float8_e4m3fn
 _FP8_MAX: Final = 448.0
 _SMALLEST_SCALE: Final = torch.finfo(torch.float32).tiny
 _SMALLEST_KEY: Final = 1e-4
+_NORM: Final = 1 / math.sqrt(INDEXER)
 
 
 def quantise_latent(latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +95,7 @@ def dequantise_keys(
         # The sum of fp8 values times ±1 is exact to fp32's last bits, TF32 or not; scaling by the
         # token's own factors afterwards is the same rotation, because it is linear.
         exact = exact @ _signs(exact.device)
-        scales = scales * INDEXER**-0.5
+        scales = scales * _NORM
     return (exact * scales.unsqueeze(-1)).to(dtype)
 
 
@@ -98,7 +104,7 @@ def hadamard(values: torch.Tensor) -> torch.Tensor:
 
     It is its own inverse, and leaves inner products as they are. Computed in fp32, rounded once.
     """
-    rotated = values.float() @ _signs(values.device) * INDEXER**-0.5
+    rotated = values.float() @ _signs(values.device) * _NORM
     return rotated.to(values.dtype)
 
 
