@@ -194,7 +194,7 @@ def _page_views(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _split(values: torch.Tensor, width: int) -> torch.Tensor:
     """The last dimension ``[n * width]`` as ``[n, width]``: a view."""
-    return values.view(*values.shape[:-1], -1, width)
+    return values.view(*values.shape[:-1], values.shape[-1] // width, width)
 
 
 @lru_cache(maxsize=8)
