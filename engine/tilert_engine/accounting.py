@@ -9,7 +9,7 @@ which only brings the device to where prefill was, is a forward and nothing else
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from tilert_stream.events import Harvest, TokenBatch
@@ -79,10 +79,12 @@ class Ledger:
                 f"{len(ids)} ids came from steps of {list(accepted)} tokens; each step yields at"
                 " least 1, and together they yield all ids"
             )
-        kept, self.finished = self.limits.cut(ids, self.emitted)
+        kept, finished = self.limits.cut(ids, self.emitted)
         self.emitted += kept
         self._count(accepted, kept)
-        stopped = self.finished is not None and self.finished.reason == "stop"
+        if finished is not None:
+            self.finished = replace(finished, account=self._account(finished.reason))
+        stopped = finished is not None and finished.reason == "stop"
         return Harvest(TokenBatch(tuple(ids[:kept]), ends_with_stop=stopped), self.finished)
 
     def _count(self, accepted: Sequence[int], kept: int) -> None:
@@ -97,10 +99,13 @@ class Ledger:
             start += count
 
     def account(self) -> Account:
-        """The counts as they stand."""
+        """The counts as they stand. Those of a request that is over ride on its ``Finished``."""
+        return self._account(None if self.finished is None else self.finished.reason)
+
+    def _account(self, reason: FinishReason | None) -> Account:
         account = Account(forwards=self.forwards, overrun=self.overrun)
-        if self.finished is not None:
-            account["finish_reason"] = self.finished.reason
+        if reason is not None:
+            account["finish_reason"] = reason
         # TileRT reports no means of nothing: a request that prefill ended has no verify calls.
         if self.mtp and self.consumed:
             account["mtp_verify_calls"] = self.consumed

@@ -124,6 +124,23 @@ def test_the_step_that_meets_the_budget_counts_with_all_it_accepted() -> None:
     )
 
 
+def test_the_example_of_the_documentation() -> None:
+    ledger, planner = Ledger(Limits(12), mtp=True), ChainPlanner(8, 4)
+    ledger.opened()
+    assert planner.length(ledger.remaining) == 3
+    assert ledger.take(range(8), [1, 4, 3]).finished is None
+    assert (ledger.remaining, planner.length(ledger.remaining)) == (3, 1)
+    finished = ledger.take([8, 9, 10, 11], [4]).finished
+    assert finished == Finished("length")
+    assert (
+        finished.account
+        == ledger.account()
+        == Account(
+            finish_reason="length", forwards=5, overrun=0, mtp_verify_calls=4, mtp_accept_mean=3.0
+        )
+    )
+
+
 def test_the_opening_step_is_a_forward_and_nothing_else() -> None:
     ledger = Ledger(Limits(4), mtp=True)
     ledger.opened()
