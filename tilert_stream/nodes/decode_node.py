@@ -183,7 +183,7 @@ class DecodeNode(Generic[SequenceT]):
         order.times["landed"] = CLOCK()
         scope.usage = PromptUsage(landed.tokens)
         self._check_length(landed.tokens + order.limits.max_tokens)
-        kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums)
+        kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums, landed.last_token)
         job = self._worker.open(
             promise.ticket.slot,
             kv,

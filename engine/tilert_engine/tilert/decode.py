@@ -20,7 +20,7 @@ from tilert_engine.accounting import Ledger
 from tilert_engine.chains import DEFAULT_AR_STEPS, ChainPlanner
 from tilert_stream.errors import ConfigError, EngineFault
 
-from .kv import checked_layers, told_kv
+from .kv import TileRTKV, checked_layers, told_kv
 from .loops import loop_of
 from .sampling import device_sampling
 
@@ -98,6 +98,13 @@ class TileRTDecode:
                 param="max_seq_len",
             )
         return longest if asked is None else min(asked, longest)
+
+    def told(self, kv: object, last_token: int, /) -> TileRTKV:
+        """``kv`` with the prompt's last token, for MTP's opening step.
+
+        :raises ~tilert_stream.errors.EngineFault: it is no ``ImportedKV``.
+        """
+        return TileRTKV(told_kv(kv).cache, last_token)
 
     @torch.inference_mode()
     def open(

@@ -1,0 +1,28 @@
+"""Models of GLM-5's shape on torch: a directory in, a prefill and a decode engine out.
+
+``tiny-glm5``, the small one that is shipped here, is the default.
+"""
+
+from __future__ import annotations
+
+from .build import Built, build
+from .cache import GLMCache, GLMLayers
+from .checkpoint import TINY_GLM5, GLMCheckpoint
+from .config import GLMConfig
+from .decode import GLMDecode, GLMSequence
+from .prefill import GLMPrefill, GLMPrefillOutput, GLMPrefillRun
+
+__all__ = (
+    "TINY_GLM5",
+    "Built",
+    "GLMCache",
+    "GLMCheckpoint",
+    "GLMConfig",
+    "GLMDecode",
+    "GLMLayers",
+    "GLMPrefill",
+    "GLMPrefillOutput",
+    "GLMPrefillRun",
+    "GLMSequence",
+    "build",
+)

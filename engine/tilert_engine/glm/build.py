@@ -1,0 +1,90 @@
+"""Everything from one call: a directory and options in, a checkpoint and its two engines out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from tilert_stream.errors import ConfigError
+
+from .checkpoint import TINY_GLM5, GLMCheckpoint
+from .decode import GLMDecode
+from .prefill import GLMPrefill, check_window
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tilert_engine.layouts.mla_nsa_model import CacheDtype
+
+__all__ = ("Built", "build")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model ready to serve. The engines share the checkpoint's weights, and nothing else.
+
+    Each is made once, when it is first asked for: decode's slots take memory.
+    """
+
+    checkpoint: GLMCheckpoint
+    max_seq_len: int
+    slots: int
+    ar_steps: int
+    drafts: int
+    cache_dtype: CacheDtype
+
+    @cached_property
+    def prefill(self) -> GLMPrefill:
+        """Computes prompts."""
+        return GLMPrefill(
+            self.checkpoint, max_seq_len=self.max_seq_len, cache_dtype=self.cache_dtype
+        )
+
+    @cached_property
+    def decode(self) -> GLMDecode:
+        """Computes answers.
+
+        :raises ~tilert_stream.errors.ConfigError: ``slots`` or ``ar_steps`` is below 1.
+        """
+        return GLMDecode(
+            self.checkpoint,
+            slots=self.slots,
+            max_seq_len=self.max_seq_len,
+            ar_steps=self.ar_steps,
+            drafts=self.drafts,
+        )
+
+
+def build(
+    path: Path = TINY_GLM5,
+    *,
+    slots: int = 4,
+    max_seq_len: int | None = None,
+    ar_steps: int = 1,
+    drafts: int = 3,
+    cache_dtype: CacheDtype = "fp8_ds_mla",
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Built:
+    """Load a model for its engines; they compute in float32.
+
+    :param max_seq_len: tokens of prompt and answer together; None: the model's own.
+    :param ar_steps: steps of a chain.
+    :param drafts: tokens that a step verifies beside its own; 0: no multi-token prediction.
+    :param threads: CPU threads of one operation, for the whole process; None: torch's choice.
+    :raises ~tilert_stream.errors.ConfigError: an option or the model is wrong.
+    """
+    if threads is not None:
+        if threads < 1:
+            raise ConfigError(f"threads is {threads}; it must be at least 1")
+        torch.set_num_threads(threads)
+    name = "tiny-glm5" if path == TINY_GLM5 else None
+    checkpoint = GLMCheckpoint.load(
+        path, dtype=torch.float32, device=torch.device(device), name=name
+    )
+    longest = checkpoint.max_position_embeddings if max_seq_len is None else max_seq_len
+    check_window(checkpoint, longest)
+    return Built(checkpoint, longest, slots, ar_steps, drafts, cache_dtype)

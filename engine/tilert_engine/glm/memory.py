@@ -1,0 +1,74 @@
+"""What attention reads: latents and indexer keys of a sequence, as values rather than bytes.
+
+In: what a layer computes for new tokens. Out: rows that every layer's attention gathers from. The
+values are always those that a bfloat16 cache holds, and the keys are rotated, whichever way they
+have come: from a layer, or out of an imported cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tilert_engine.layouts.mla_nsa_format import (
+    hadamard,
+    new_pages,
+    new_rows,
+    read_pages,
+    read_rows,
+    write_pages,
+    write_rows,
+)
+from tilert_engine.layouts.mla_nsa_model import INDEXER, LATENT, ROPE
+
+if TYPE_CHECKING:
+    from tilert_engine.layouts.mla_nsa_model import CacheDtype
+
+    from .config import GLMConfig
+    from .weights import GLMWeights
+
+__all__ = ("Memory", "PagedMemory")
+
+
+class Memory:
+    """Room for ``positions`` tokens of one sequence, in the dtype that is computed in."""
+
+    def __init__(self, config: GLMConfig, weights: GLMWeights, positions: int) -> None:
+        layers, kind = config.cache_layers, {"dtype": weights.dtype, "device": weights.device}
+        self.rows = torch.zeros(layers, positions, LATENT + ROPE, **kind)
+        """``[layers, positions, 576]``: latent, then the shared key's rope."""
+        self.keys = torch.zeros(layers, positions, INDEXER, **kind)
+        """``[layers, positions, 128]``: indexer keys, rotated by the Hadamard transform."""
+
+    def write(
+        self, layer: int, start: int, latent: torch.Tensor, rope: torch.Tensor, key: torch.Tensor
+    ) -> None:
+        """Keep new tokens' ``latent`` ``[n, 512]``, ``rope`` ``[n, 64]``, ``key`` ``[n, 128]``."""
+        tokens = slice(start, start + latent.shape[0])
+        self.rows[layer, tokens, :LATENT] = latent.bfloat16()
+        self.rows[layer, tokens, LATENT:] = rope.bfloat16()
+        self.keys[layer, tokens] = hadamard(key).bfloat16()
+
+
+class PagedMemory(Memory):
+    """Prefill's: beside it vLLM's caches in bytes, and every value read is one read from them."""
+
+    def __init__(
+        self, config: GLMConfig, weights: GLMWeights, positions: int, dtype: CacheDtype
+    ) -> None:
+        super().__init__(config, weights, positions)
+        self.latent_cache = new_rows(config.cache_layers, positions, dtype, weights.device)
+        self.index_cache = new_pages(config.cache_layers, positions, weights.device)
+
+    def write(
+        self, layer: int, start: int, latent: torch.Tensor, rope: torch.Tensor, key: torch.Tensor
+    ) -> None:
+        """As ``Memory.write``, rounded to what the caches hold."""
+        stop = start + latent.shape[0]
+        write_rows(self.latent_cache[layer], start, latent, rope)
+        write_pages(self.index_cache[layer], start, key)
+        kept, turned = read_rows(self.latent_cache[layer, start:stop])
+        self.rows[layer, start:stop, :LATENT] = kept
+        self.rows[layer, start:stop, LATENT:] = turned
+        self.keys[layer, start:stop] = read_pages(self.index_cache[layer], stop)[start:]
