@@ -61,9 +61,7 @@ def documents(wordnet: Path, jargon: Path, seed: int) -> list[str]:
     entries = list(_jargon(jargon))
     prose = [_entry(synset) for synset in synsets.values()]
     prose += [f"{head}\n\n{text}" for head, text in entries]
-    turns = [
-        turn for synset in synsets.values() for turn in _questions(synset, synsets, chance)
-    ]
+    turns = [turn for synset in synsets.values() for turn in _questions(synset, synsets, chance)]
     turns += [turn for head, text in entries for turn in _jargon_questions(head, text, chance)]
     turns += list(_SMALL_TALK) * 60
     chance.shuffle(turns)

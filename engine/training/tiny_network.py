@@ -76,9 +76,7 @@ def initial(shape: Shape, *, device: torch.device, seed: int) -> Parameters:
         head = shape.qk_nope_head_dim + shape.qk_rope_head_dim
         matrix(f"{attention}.q_b_proj.weight", heads * head, shape.q_lora_rank)
         latent = shape.kv_lora_rank
-        matrix(
-            f"{attention}.kv_a_proj_with_mqa.weight", latent + shape.qk_rope_head_dim, hidden
-        )
+        matrix(f"{attention}.kv_a_proj_with_mqa.weight", latent + shape.qk_rope_head_dim, hidden)
         ones(f"{attention}.kv_a_layernorm.weight", latent)
         both = heads * (shape.qk_nope_head_dim + shape.v_head_dim)
         matrix(f"{attention}.kv_b_proj.weight", both, latent)
@@ -199,11 +197,11 @@ class Network:
         queries = nn.linear(low, weights[f"{prefix}.q_b_proj.weight"])
         queries = queries.view(batch, tokens, -1, nope + rope).transpose(1, 2)
         latent = nn.linear(x, weights[f"{prefix}.kv_a_proj_with_mqa.weight"])
-        latent, shared = latent.split((shape.kv_lora_rank, rope), -1)
+        latent, shared = torch.split(latent, [shape.kv_lora_rank, rope], -1)
         latent = self._norm(latent, f"{prefix}.kv_a_layernorm.weight")
         expanded = nn.linear(latent, weights[f"{prefix}.kv_b_proj.weight"])
         expanded = expanded.view(batch, tokens, -1, nope + value).transpose(1, 2)
-        keys, values = expanded.split((nope, value), -1)
+        keys, values = torch.split(expanded, [nope, value], -1)
         scores = queries[..., :nope] @ keys.transpose(-1, -2)
         turned = self._rotate(queries[..., nope:], start)
         scores = scores + turned @ self._rotate(shared.unsqueeze(1), start).transpose(-1, -2)
@@ -220,9 +218,7 @@ class Network:
         mixed = (seen.to(values.dtype) @ values).transpose(1, 2).reshape(batch, tokens, -1)
         return nn.linear(mixed, weights[f"{prefix}.o_proj.weight"])
 
-    def _rank(
-        self, prefix: str, x: torch.Tensor, low: torch.Tensor, start: int
-    ) -> torch.Tensor:
+    def _rank(self, prefix: str, x: torch.Tensor, low: torch.Tensor, start: int) -> torch.Tensor:
         shape, weights = self.shape, self.parameters
         batch, tokens, _ = x.shape
         queries = nn.linear(low, weights[f"{prefix}.wq_b.weight"])
@@ -242,7 +238,8 @@ class Network:
         heads = nn.linear(x, weights[f"{prefix}.weights_proj.weight"]).transpose(1, 2)
         scale = (shape.index_n_heads * shape.index_head_dim) ** -0.5
         matches = (queries @ keys.transpose(-1, -2)).relu()
-        return (matches * heads.unsqueeze(-1)).sum(1).float() * scale
+        weighed: torch.Tensor = (matches * heads.unsqueeze(-1)).sum(1)
+        return weighed.float().mul(scale)
 
     def _learn(self, attention: torch.Tensor, ranking: torch.Tensor) -> None:
         chosen = ranking.log_softmax(-1).masked_fill(attention == 0, 0)

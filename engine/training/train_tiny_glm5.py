@@ -3,7 +3,7 @@
 ::
 
     apt-get download wordnet-base dict-jargon; for deb in *.deb; do dpkg -x $deb texts; done
-    python engine/training/train_tiny_glm5.py --texts texts --out tiny_glm5 --seconds 480
+    PYTHONPATH=engine python -m training.train_tiny_glm5 --texts texts --out tiny_glm5 --seconds 480
 
 ``--seconds`` is what the training itself may take: the speed of the machine is measured first, and
 the number of steps follows from it (``config.json`` records it; ``--steps`` repeats it elsewhere).
@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from corpus import documents
-from safetensors.torch import save_file
-from tiny_network import Network, Shape, initial
-from tiny_tokenizer import CHAT_TEMPLATE, train_tokenizer
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] -- its paths are
+
+from .corpus import documents
+from .tiny_network import Network, Shape, initial
+from .tiny_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, train_tokenizer
 
 _SEED: Final = 5
 _PEAK: Final = 3e-3
@@ -35,11 +36,13 @@ _WARM_UP: Final = 200
 _STAGES: Final = ((0.5, 512, 64, False), (0.35, 512, 64, True), (0.15, 2048, 12, True))
 """Share of the steps, tokens of a window, windows of a batch, whether attention is sparse."""
 _HELD_OUT: Final = 0.01
+_ENDS: Final = ("<|endoftext|>", "<|user|>", "<|observation|>")
+"""Documents end with the first; a chat's answers with the others too."""
 
 
 def main() -> None:
     """Train, and write what the package ships."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Trains tiny-glm5.")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=480)
@@ -54,7 +57,7 @@ def main() -> None:
     tokenizer = train_tokenizer(texts[::4], shape.vocab_size)
     tokenizer.save(str(out / "tokenizer.json"))
     device = torch.device(given.device)
-    end = tokenizer.token_to_id("<|endoftext|>")
+    end, *others = (SPECIAL_TOKENS.index(text) for text in _ENDS)
     encoded = [[*item.ids, end] for item in tokenizer.encode_batch(texts)]
     _say(f"{len(texts)} documents, {sum(map(len, encoded))} tokens")
     kept = int(len(encoded) * (1 - _HELD_OUT))
@@ -69,8 +72,11 @@ def main() -> None:
         for name, value in trainer.network.parameters.items()
     }
     save_file(weights, out / "model.safetensors")
-    ends = [end, tokenizer.token_to_id("<|user|>"), tokenizer.token_to_id("<|observation|>")]
-    config = {"architectures": ["GlmMoeDsaForCausalLM"], **asdict(shape), "eos_token_id": ends}
+    config = {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        **asdict(shape),
+        "eos_token_id": [end, *others],
+    }
     config["training"] = {"seed": _SEED, "steps": steps}
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (out / "tokenizer_config.json").write_text(
@@ -141,10 +147,12 @@ class _Trainer:
             while done < min(last, steps):
                 pace = min(1.0, (done + 1) / _WARM_UP)
                 fall = 0.5 * (1 + math.cos(math.pi * done / steps))
-                row = self._step(tokens, windows, _PEAK * pace * (0.01 + 0.99 * fall), sparse=sparse)
+                row = self._step(
+                    tokens, windows, _PEAK * pace * (0.01 + 0.99 * fall), sparse=sparse
+                )
                 done += 1
                 if done % max(1, steps // 100) == 0:
-                    values = [float(done), *row.tolist(), self._evaluate(sparse=sparse)]
+                    values = [float(done), *map(float, row), self._evaluate(sparse=sparse)]
                     for name, value in zip(names, values, strict=True):
                         curve[name].append(round(value, 4))
                     _say(
@@ -161,9 +169,9 @@ class _Trainer:
             out = self.network.losses(ids, sparse=sparse)
         loss = out.main + 0.3 * out.draft[0] + 0.2 * out.draft[1] + out.indexer
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call] # pyright: ignore[reportUnknownMemberType] -- untyped in torch
         torch.nn.utils.clip_grad_norm_(self.network.parameters.values(), 1.0)
-        self._optimizer.step()
+        self._optimizer.step()  # pyright: ignore[reportUnknownMemberType] -- untyped in torch
         return torch.stack((out.main, *out.draft, out.indexer, *out.agreement)).detach()
 
     @torch.no_grad()

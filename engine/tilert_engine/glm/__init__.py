@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from .build import Built, build
-from .cache import GLMCache, GLMLayers
 from .checkpoint import TINY_GLM5, GLMCheckpoint
 from .config import GLMConfig
 from .decode import GLMDecode, GLMSequence
@@ -15,11 +14,9 @@ from .prefill import GLMPrefill, GLMPrefillOutput, GLMPrefillRun
 __all__ = (
     "TINY_GLM5",
     "Built",
-    "GLMCache",
     "GLMCheckpoint",
     "GLMConfig",
     "GLMDecode",
-    "GLMLayers",
     "GLMPrefill",
     "GLMPrefillOutput",
     "GLMPrefillRun",

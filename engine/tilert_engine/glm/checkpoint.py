@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tokenizers import Tokenizer
 
+from tilert_engine.layouts.mla_nsa_model import MlaNsaModel
 from tilert_stream.errors import ConfigError
 from tilert_stream.events import Sampling
 
@@ -45,12 +46,17 @@ class GLMCheckpoint:
         """Positions that the model was trained for."""
         return self.config.max_position_embeddings
 
+    @property
+    def cached(self) -> MlaNsaModel:
+        """What a KV layout is made of."""
+        config = self.config
+        return MlaNsaModel(self.name, config.num_hidden_layers, config.num_nextn_predict_layers)
+
     @classmethod
     def load(
         cls, path: Path, *, dtype: torch.dtype, device: torch.device, name: str | None = None
     ) -> GLMCheckpoint:
-        """Read a directory of ``config.json``, ``tokenizer.json``, ``tokenizer_config.json`` and
-        ``model.safetensors``.
+        """Read a directory as Hugging Face lays it out, its weights in one safetensors file.
 
         :param name: what to call it; None: the directory's name.
         :raises ~tilert_stream.errors.ConfigError: a file is missing, or of another model.
@@ -73,7 +79,5 @@ class GLMCheckpoint:
             eos_ids=frozenset(ends["eos_token_id"]),
             chat_template=texts["chat_template"],
             special_tokens={"eos_token": texts["eos_token"]},
-            weights=GLMWeights.load(
-                path / "model.safetensors", config, dtype=dtype, device=device
-            ),
+            weights=GLMWeights.load(path / "model.safetensors", config, dtype=dtype, device=device),
         )

@@ -18,10 +18,10 @@ import torch
 
 from tilert_engine.accounting import Ledger
 from tilert_engine.chains import ChainPlanner
+from tilert_engine.layouts.mla_nsa_cache import CachedKV, ImportedKV, import_planes
 from tilert_engine.torch.sampler import Sampler
 from tilert_stream.errors import ConfigError, EngineFault
 
-from .cache import GLMCache, GLMLayers
 from .memory import Memory
 from .network import Network
 from .prefill import check_window
@@ -95,7 +95,7 @@ class GLMDecode:
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /
     ) -> GLMSequence:
-        """Import ``kv`` (a ``GLMCache`` or ``GLMLayers``) into ``slot``.
+        """Import ``kv`` (a ``CachedKV`` or ``ImportedKV``) into ``slot``.
 
         :raises ~tilert_stream.errors.EngineFault: a KV cache that this model does not take, or one
             that leaves no room for ``limits.max_tokens``.
@@ -105,18 +105,15 @@ class GLMDecode:
             raise RuntimeError(f"slot {slot} does not exist; there are {self.slots}")
         if slot in self._open:
             raise RuntimeError(f"slot {slot} is busy; close its sequence first")
-        layers = self._checked(kv, first_token, limits)
-        memory, length = self._memories[slot], layers.latent.shape[1]
-        latent = layers.latent.shape[-1]
-        memory.rows[:, :length, :latent] = layers.latent
-        memory.rows[:, :length, latent:] = layers.rope
-        memory.keys[:, :length] = layers.keys
+        imported = self._checked(kv, first_token, limits)
+        memory = self._memories[slot]
+        memory.fill(imported)
         sequence = GLMSequence(
             slot=slot,
             limits=limits,
             sampler=Sampler(sampling),
             memory=memory,
-            length=length,
+            length=imported.seq_len,
             last=first_token,
             ledger=Ledger(limits, mtp=self._drafts > 0),
         )
@@ -201,17 +198,17 @@ class GLMDecode:
     def _tensor(self, ids: list[int]) -> torch.Tensor:
         return torch.tensor(ids, device=self._network.weights.device)
 
-    def _checked(self, kv: object, first_token: int, limits: Limits) -> GLMLayers:
-        layers = kv.layers() if isinstance(kv, GLMCache) else kv
-        if not isinstance(layers, GLMLayers):
+    def _checked(self, kv: object, first_token: int, limits: Limits) -> ImportedKV:
+        imported = import_planes(kv.model, kv.planes) if isinstance(kv, CachedKV) else kv
+        if not isinstance(imported, ImportedKV):
             raise EngineFault(
-                f"the KV cache is a {type(kv).__name__}, this engine takes a GLMCache or GLMLayers;"
-                " pair it with the GLM prefill engine"
+                f"the KV cache is a {type(kv).__name__}, this engine takes a CachedKV or an"
+                " ImportedKV; pair it with the GLM prefill engine"
             )
-        config, length = self._network.config, layers.latent.shape[1]
+        config, length = self._network.config, imported.seq_len
         for what, got, want in (
-            ("model", layers.model, self._name),
-            ("number of layers", layers.latent.shape[0], config.cache_layers),
+            ("model", imported.model, self._name),
+            ("number of layers", imported.kv.shape[0], config.cache_layers),
         ):
             if got != want:
                 raise EngineFault(
@@ -227,4 +224,4 @@ class GLMDecode:
             raise EngineFault(
                 f"the first token's id is {first_token}; ids are 0 to {config.vocab_size - 1}"
             )
-        return layers
+        return imported

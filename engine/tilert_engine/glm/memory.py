@@ -23,6 +23,7 @@ from tilert_engine.layouts.mla_nsa_format import (
 from tilert_engine.layouts.mla_nsa_model import INDEXER, LATENT, ROPE
 
 if TYPE_CHECKING:
+    from tilert_engine.layouts.mla_nsa_cache import ImportedKV
     from tilert_engine.layouts.mla_nsa_model import CacheDtype
 
     from .config import GLMConfig
@@ -35,10 +36,10 @@ class Memory:
     """Room for ``positions`` tokens of one sequence, in the dtype that is computed in."""
 
     def __init__(self, config: GLMConfig, weights: GLMWeights, positions: int) -> None:
-        layers, kind = config.cache_layers, {"dtype": weights.dtype, "device": weights.device}
-        self.rows = torch.zeros(layers, positions, LATENT + ROPE, **kind)
+        layers, dtype, device = config.cache_layers, weights.dtype, weights.device
+        self.rows = torch.zeros(layers, positions, LATENT + ROPE, dtype=dtype, device=device)
         """``[layers, positions, 576]``: latent, then the shared key's rope."""
-        self.keys = torch.zeros(layers, positions, INDEXER, **kind)
+        self.keys = torch.zeros(layers, positions, INDEXER, dtype=dtype, device=device)
         """``[layers, positions, 128]``: indexer keys, rotated by the Hadamard transform."""
 
     def write(
@@ -49,6 +50,13 @@ class Memory:
         self.rows[layer, tokens, :LATENT] = latent.bfloat16()
         self.rows[layer, tokens, LATENT:] = rope.bfloat16()
         self.keys[layer, tokens] = hadamard(key).bfloat16()
+
+    def fill(self, imported: ImportedKV) -> None:
+        """Take a prompt's whole cache, from position 0 on."""
+        length = imported.seq_len
+        self.rows[:, :length, :LATENT] = imported.kv.bfloat16()
+        self.rows[:, :length, LATENT:] = imported.pe.bfloat16()
+        self.keys[:, :length] = imported.ki.bfloat16()
 
 
 class PagedMemory(Memory):

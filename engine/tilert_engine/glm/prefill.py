@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tilert_engine.layouts.mla_nsa_cache import CachedKV
 from tilert_engine.torch.sampler import Sampler
 from tilert_stream.errors import ConfigError, EngineFault
 from tilert_stream.events import PromptUsage, TokenBatch
 
-from .cache import GLMCache
 from .memory import PagedMemory
 from .network import Network
 
@@ -36,7 +36,7 @@ class GLMPrefillOutput:
     """A finished run."""
 
     first: TokenBatch
-    kv: GLMCache
+    kv: CachedKV
     usage: PromptUsage
 
 
@@ -74,7 +74,7 @@ class GLMPrefill:
         if chunk < 1:
             raise ConfigError(f"the prefill chunk is {chunk} tokens; it must be at least 1")
         self.max_seq_len = max_seq_len
-        self._cache_dtype = cache_dtype
+        self._cache_dtype: CacheDtype = cache_dtype
         self._chunk = chunk
         self._name = checkpoint.name
         self._network = Network(checkpoint.config, checkpoint.weights, max_seq_len)
@@ -124,7 +124,7 @@ class GLMPrefill:
         if first is None:
             return None
         self.close(run)
-        kv = GLMCache(self._name, memory.latent_cache, memory.index_cache)
+        kv = CachedKV(self._name, memory.latent_cache, memory.index_cache)
         return GLMPrefillOutput(first, kv, PromptUsage(total))
 
     def close(self, run: GLMPrefillRun, /) -> None:

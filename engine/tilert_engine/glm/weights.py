@@ -1,7 +1,8 @@
 """A GLM-5-shaped model's weights: a safetensors file in, fused and rearranged tensors out.
 
-What reads the same input is one matrix, and the rows of the query projections are put in the order
-in which a step uses them: a small model's step is bound by the number of calls.
+What reads the same input is one matrix, the rows of the query projections are put in the order in
+which a step uses them, and a norm's weight is multiplied into the matrix behind it, together with
+the square root of its size: a small model's step is bound by the number of calls.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] -- its paths are
 
 from tilert_stream.errors import ConfigError
 
@@ -27,15 +28,14 @@ __all__ = ("DraftWeights", "GLMWeights", "LayerWeights")
 class LayerWeights:
     """One layer. Matrices are ``[out, in]``, those of heads ``[heads, in, out]``."""
 
-    attention_norm: torch.Tensor
     inward: torch.Tensor
-    """To the low-rank query, the latent, the shared key's rope, the indexer's key and its heads'
-    weights, in this order."""
-    query_norm: torch.Tensor
+    """From the input, at unit length, to the low-rank query, the latent, the shared key's rope, the
+    indexer's key and its heads' weights, in this order."""
     queries: torch.Tensor
-    """From the low-rank query to all heads' plain parts, all heads' rope parts (both times
-    attention's scale), all the indexer heads' rope parts, and their plain parts."""
+    """From the low-rank query, at unit length, to all heads' plain parts, all heads' rope parts
+    (both times attention's scale), all the indexer heads' rope parts, and their plain parts."""
     latent_norm: torch.Tensor
+    """What a latent of unit length is multiplied by."""
     index_norm: torch.Tensor
     index_bias: torch.Tensor
     absorb_key: torch.Tensor
@@ -43,8 +43,8 @@ class LayerWeights:
     absorb_value: torch.Tensor
     """``[heads, latent, value]``: brings a mixed latent to a head's value."""
     output: torch.Tensor
-    mlp_norm: torch.Tensor
     gate_up: torch.Tensor
+    """From the input, at unit length."""
     down: torch.Tensor
 
 
@@ -52,11 +52,11 @@ class LayerWeights:
 class DraftWeights:
     """What the draft layer has beside a layer."""
 
-    embedding_norm: torch.Tensor
-    hidden_norm: torch.Tensor
     project: torch.Tensor
-    """``[hidden, 2 * hidden]``: from the next token's embedding and the hidden state."""
-    norm: torch.Tensor
+    """``[hidden, 2 * hidden]``: from the next token's embedding and the hidden state, each at unit
+    length."""
+    head: torch.Tensor
+    """``[vocab, hidden]``"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,11 @@ class GLMWeights:
     """All of a model's tensors, of one dtype on one device. Read-only: engines share them."""
 
     embedding: torch.Tensor
-    """``[vocab, hidden]``; the output head as well."""
+    """``[vocab, hidden]``; the heads are this matrix, each times its norm's weight."""
     layers: tuple[LayerWeights, ...]
     """The main layers, then the draft layer."""
-    norm: torch.Tensor
+    head: torch.Tensor
+    """``[vocab, hidden]``, for a hidden state at unit length."""
     draft: DraftWeights
 
     @property
@@ -91,15 +92,16 @@ class GLMWeights:
         source = _Source(path, dtype, device)
         hidden = config.hidden_size
         draft = f"model.layers.{config.num_hidden_layers}"
+        embedding = source.take("model.embed_tokens.weight", config.vocab_size, hidden)
+        inputs = [source.norm(f"{draft}.{name}norm.weight", hidden) for name in ("e", "h")]
+        project = source.take(f"{draft}.eh_proj.weight", hidden, 2 * hidden)
         return cls(
-            embedding=source.take("model.embed_tokens.weight", config.vocab_size, hidden),
+            embedding=embedding,
             layers=tuple(_layer(source, config, index) for index in range(config.cache_layers)),
-            norm=source.take("model.norm.weight", hidden),
+            head=embedding * source.norm("model.norm.weight", hidden),
             draft=DraftWeights(
-                embedding_norm=source.take(f"{draft}.enorm.weight", hidden),
-                hidden_norm=source.take(f"{draft}.hnorm.weight", hidden),
-                project=source.take(f"{draft}.eh_proj.weight", hidden, 2 * hidden),
-                norm=source.take(f"{draft}.shared_head.norm.weight", hidden),
+                project=project * torch.cat(inputs),
+                head=embedding * source.norm(f"{draft}.shared_head.norm.weight", hidden),
             ),
         )
 
@@ -120,6 +122,10 @@ class _Source:
             )
         return tensor.to(self._device, self._dtype)
 
+    def norm(self, name: str, size: int) -> torch.Tensor:
+        """What a vector of unit length is multiplied by to be normalised."""
+        return self.take(name, size) * math.sqrt(size)
+
 
 def _layer(source: _Source, config: GLMConfig, index: int) -> LayerWeights:
     prefix = f"model.layers.{index}"
@@ -133,16 +139,16 @@ def _layer(source: _Source, config: GLMConfig, index: int) -> LayerWeights:
     )
     inner, keys = config.intermediate_size, config.index_head_dim
     queries = source.take(f"{attention}.q_b_proj.weight", heads * (nope + rope), low)
-    plain, turned = queries.view(heads, nope + rope, low).split((nope, rope), 1)
+    queries = queries.view(heads, nope + rope, low)
+    plain, turned = queries[:, :nope], queries[:, nope:]
     scale = 1 / math.sqrt(nope + rope)
     ranking = source.take(f"{indexer}.wq_b.weight", config.index_n_heads * keys, low)
-    index_turned, index_plain = ranking.view(-1, keys, low).split((rope, keys - rope), 1)
+    ranking = ranking.view(-1, keys, low)
+    index_turned, index_plain = ranking[:, :rope], ranking[:, rope:]
     expand = source.take(
         f"{attention}.kv_b_proj.weight", heads * (nope + config.v_head_dim), latent
-    )
-    key, value = expand.view(heads, -1, latent).split((nope, config.v_head_dim), 1)
+    ).view(heads, -1, latent)
     return LayerWeights(
-        attention_norm=source.take(f"{prefix}.input_layernorm.weight", hidden),
         inward=torch.cat(
             (
                 source.take(f"{attention}.q_a_proj.weight", low, hidden),
@@ -150,23 +156,24 @@ def _layer(source: _Source, config: GLMConfig, index: int) -> LayerWeights:
                 source.take(f"{indexer}.wk.weight", keys, hidden),
                 source.take(f"{indexer}.weights_proj.weight", config.index_n_heads, hidden),
             )
-        ),
-        query_norm=source.take(f"{attention}.q_a_layernorm.weight", low),
+        )
+        * source.norm(f"{prefix}.input_layernorm.weight", hidden),
         queries=torch.cat(
             [
                 part.reshape(-1, low)
                 for part in (plain * scale, turned * scale, index_turned, index_plain)
             ]
-        ),
-        latent_norm=source.take(f"{attention}.kv_a_layernorm.weight", latent),
+        )
+        * source.norm(f"{attention}.q_a_layernorm.weight", low),
+        latent_norm=source.norm(f"{attention}.kv_a_layernorm.weight", latent),
         index_norm=source.take(f"{indexer}.k_norm.weight", keys),
         index_bias=source.take(f"{indexer}.k_norm.bias", keys),
-        absorb_key=key.contiguous(),
-        absorb_value=value.transpose(1, 2).contiguous(),
+        absorb_key=expand[:, :nope].contiguous(),
+        absorb_value=expand[:, nope:].transpose(1, 2).contiguous(),
         output=source.take(f"{attention}.o_proj.weight", hidden, heads * config.v_head_dim),
-        mlp_norm=source.take(f"{prefix}.post_attention_layernorm.weight", hidden),
         gate_up=torch.cat(
             [source.take(f"{mlp}.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
-        ),
+        )
+        * source.norm(f"{prefix}.post_attention_layernorm.weight", hidden),
         down=source.take(f"{mlp}.down_proj.weight", hidden, inner),
     )
