@@ -39,7 +39,8 @@ class GLMSequence:
     """One sequence in a slot."""
 
     slot: int
-    limits: Limits
+    ledger: Ledger
+    """Its tokens and steps, counted."""
     sampler: Sampler
     memory: Memory
     """The slot's; taken over by the next sequence."""
@@ -47,11 +48,10 @@ class GLMSequence:
     """Positions in ``memory`` that are this sequence's."""
     last: int
     """The newest token: not yet in ``memory``."""
-    ledger: Ledger
     drafts: list[int] = field(default_factory=list[int])
     """Guesses of the tokens after ``last``."""
     made: int = 1
-    """Tokens of the answer that were drawn, the first included."""
+    """Tokens of the answer that were drawn, the first included, and those of a chain that runs."""
 
 
 class GLMDecode:
@@ -110,12 +110,11 @@ class GLMDecode:
         memory.fill(imported)
         sequence = GLMSequence(
             slot=slot,
-            limits=limits,
+            ledger=Ledger(limits, mtp=self._drafts > 0),
             sampler=Sampler(sampling),
             memory=memory,
             length=imported.seq_len,
             last=first_token,
-            ledger=Ledger(limits, mtp=self._drafts > 0),
         )
         self._open[slot] = sequence
         return sequence
@@ -129,7 +128,7 @@ class GLMDecode:
         """
         if self._open.get(sequence.slot) is not sequence:
             raise RuntimeError("this sequence is closed")
-        ledger, limits = sequence.ledger, sequence.limits
+        ledger = sequence.ledger
         if ledger.finished is not None:
             raise RuntimeError("this sequence has finished; close it")
         ids: list[int] = []
@@ -138,7 +137,7 @@ class GLMDecode:
             drawn = self._step(sequence)
             ids += drawn
             accepted.append(len(drawn))
-            if limits.cut(ids, ledger.emitted)[1] is not None:
+            if ledger.limits.cut(ids, ledger.emitted)[1] is not None:
                 break
         return ledger.take(ids, accepted)
 
@@ -154,7 +153,7 @@ class GLMDecode:
     def _step(self, sequence: GLMSequence) -> list[int]:
         """One forward of the main model: the tokens that it drew, at least one."""
         network, memory = self._network, sequence.memory
-        start, room = sequence.length, sequence.limits.max_tokens - sequence.made
+        start, room = sequence.length, sequence.ledger.limits.max_tokens - sequence.made
         guesses = sequence.drafts[: max(0, room - 1)]
         hidden = network.hidden(self._tensor([sequence.last, *guesses]), start, memory)
         logits = network.logits(hidden)
@@ -168,7 +167,7 @@ class GLMDecode:
         sequence.made += kept
         sequence.last = drawn[-1]
         sequence.drafts = []
-        if sequence.made < sequence.limits.max_tokens:
+        if sequence.made < sequence.ledger.limits.max_tokens:
             self._guess(sequence, hidden[:kept], drawn, start)
         return drawn
 
@@ -186,7 +185,7 @@ class GLMDecode:
             sequence.drafts += following
 
     def _draw(self, sequence: GLMSequence, logits: torch.Tensor, index: int) -> int:
-        masked = sequence.limits.stop_mask(index)
+        masked = sequence.ledger.limits.stop_mask(index)
         drawn, peak = sequence.sampler.draw(logits, index, masked=masked)
         if not math.isfinite(height := float(peak)):
             raise EngineFault(

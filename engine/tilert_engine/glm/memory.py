@@ -1,8 +1,9 @@
 """What attention reads: latents and indexer keys of a sequence, as values rather than bytes.
 
-In: what a layer computes for new tokens. Out: rows that every layer's attention gathers from. The
-values are always those that a bfloat16 cache holds, and the keys are rotated, whichever way they
-have come: from a layer, or out of an imported cache.
+In: what a layer computes for new tokens, or a prompt's imported cache. Out: rows that every layer's
+attention gathers from. What decode computes itself it keeps unrounded: if it were rounded as a
+cache's bytes are, a difference in the last bit of a sum, as between one token and four at once,
+could become one of the ninth, and answers would depend on how many drafts a step verifies.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ class Memory:
     ) -> None:
         """Keep new tokens' ``latent`` ``[n, 512]``, ``rope`` ``[n, 64]``, ``key`` ``[n, 128]``."""
         tokens = slice(start, start + latent.shape[0])
-        self.rows[layer, tokens, :LATENT] = latent.bfloat16()
-        self.rows[layer, tokens, LATENT:] = rope.bfloat16()
-        self.keys[layer, tokens] = hadamard(key).bfloat16()
+        self.rows[layer, tokens, :LATENT] = latent
+        self.rows[layer, tokens, LATENT:] = rope
+        self.keys[layer, tokens] = hadamard(key)
 
     def fill(self, imported: ImportedKV) -> None:
         """Take a prompt's whole cache, from position 0 on."""
         length = imported.seq_len
-        self.rows[:, :length, :LATENT] = imported.kv.bfloat16()
-        self.rows[:, :length, LATENT:] = imported.pe.bfloat16()
-        self.keys[:, :length] = imported.ki.bfloat16()
+        self.rows[:, :length, :LATENT] = imported.kv
+        self.rows[:, :length, LATENT:] = imported.pe
+        self.keys[:, :length] = imported.ki
 
 
 class PagedMemory(Memory):
