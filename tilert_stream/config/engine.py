@@ -18,8 +18,8 @@ class ModelOptions(Options):
         str,
         Option(
             "Model",
-            "A GGUF file, a Hugging Face directory, or 'demo' for SmolLM2-135M; with --engine"
-            " tilert glm5 or dsv32.",
+            "A GGUF file, a Hugging Face directory, 'demo' for SmolLM2-135M, or 'tiny-glm5', which"
+            " is shipped; with --engine tilert glm5 or dsv32.",
         ),
     ] = "demo"
     served_model_names: Annotated[

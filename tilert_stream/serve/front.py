@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tilert_stream.errors import ConfigError
 from tilert_stream.events import Sampling
@@ -20,18 +20,75 @@ from tilert_stream.model.tokenizer import TextTokenizer
 from . import demo_model
 
 if TYPE_CHECKING:
-    from tilert_engine.models import ModelDescription
+    from collections.abc import Mapping
+
+    from tokenizers import Tokenizer
+
     from tilert_stream.config.engine import ModelOptions, WindowOptions
 
-__all__ = ("LONGEST", "Front", "byte_front", "load_front", "locate", "model_front")
+__all__ = (
+    "LONGEST",
+    "TINY",
+    "Described",
+    "Front",
+    "byte_front",
+    "load_front",
+    "locate",
+    "model_front",
+)
 
 DEMO: Final = "demo"
+TINY: Final = "tiny-glm5"
 BYTES: Final = "bytes"
 DEMO_NAME: Final = "smollm2-135m-instruct"
 DEMO_SAMPLING: Final = Sampling(temperature=0.2, top_p=0.9)
 """What the model's card recommends; the GGUF file has no generation_config.json to say so."""
 LONGEST: Final = 4096
 """Tokens of a slot where nothing else is asked for: a slot's KV cache takes memory."""
+
+
+class Described(Protocol):
+    """What a front takes of a model's description, of whatever family."""
+
+    @property
+    def name(self) -> str:
+        """What clients call it unless another name is configured."""
+        ...
+
+    @property
+    def config(self) -> _HasVocabulary:
+        """Its dimensions."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends an answer."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source; None for a base model."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """What the chat template may name."""
+        ...
+
+    @property
+    def default_sampling(self) -> Sampling:
+        """What the model's makers recommend."""
+        ...
+
+
+class _HasVocabulary(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +107,10 @@ def load_front(config: WindowOptions) -> Front:
     """
     if config.model == BYTES:
         return byte_front(config, config.max_seq_len or LONGEST)
-    from tilert_engine.models import describe
+    from tilert_engine.models import describe, describe_tiny_glm5
 
-    description = describe(locate(config.model))
+    tiny = config.model == TINY
+    description = describe_tiny_glm5() if tiny else describe(locate(config.model))
     longest = config.max_seq_len or min(description.max_position_embeddings, LONGEST)
     return model_front(description, config, longest)
 
@@ -75,7 +133,7 @@ def locate(model: str) -> Path:
     return path
 
 
-def model_front(description: ModelDescription, config: ModelOptions, max_seq_len: int) -> Front:
+def model_front(description: Described, config: ModelOptions, max_seq_len: int) -> Front:
     """The front of a real model."""
     tokenizer = TextTokenizer(description.tokenizer)
     template = description.chat_template

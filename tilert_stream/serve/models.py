@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tilert_stream.errors import ConfigError
 
-from .front import LONGEST, byte_front, locate, model_front
+from .front import LONGEST, TINY, byte_front, locate, model_front
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +80,10 @@ def load_model(
                 param="engine",
             )
         return ServedTileRT(config, weights, slots=slots, ar_steps=ar_steps, senders=senders)
+    if config.engine == "torch" and config.model == TINY:
+        from .glm_model import ServedGLM
+
+        return ServedGLM(config, slots or _SLOTS, ar_steps, senders)
     kind = _Scripted if config.engine == "scripted" else _Torch
     return kind(config, slots or _SLOTS, ar_steps, senders)
 

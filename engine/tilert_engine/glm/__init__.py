@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 from .build import Built, build
-from .checkpoint import TINY_GLM5, GLMCheckpoint
-from .config import GLMConfig
+from .checkpoint import GLMCheckpoint
 from .decode import GLMDecode, GLMSequence
 from .prefill import GLMPrefill, GLMPrefillOutput, GLMPrefillRun
 
 __all__ = (
-    "TINY_GLM5",
     "Built",
     "GLMCheckpoint",
-    "GLMConfig",
     "GLMDecode",
     "GLMPrefill",
     "GLMPrefillOutput",

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tilert_engine.models.tiny_glm5 import TINY_GLM5, TINY_GLM5_NAME
 from tilert_stream.errors import ConfigError
 
-from .checkpoint import TINY_GLM5, GLMCheckpoint
+from .checkpoint import GLMCheckpoint
 from .decode import GLMDecode
 from .prefill import GLMPrefill, check_window
 
@@ -66,7 +67,7 @@ def build(
     ar_steps: int = 1,
     drafts: int = 3,
     cache_dtype: CacheDtype = "fp8_ds_mla",
-    device: str = "cpu",
+    device: str = "auto",
     threads: int | None = None,
 ) -> Built:
     """Load a model for its engines; they compute in float32.
@@ -74,6 +75,7 @@ def build(
     :param max_seq_len: tokens of prompt and answer together; None: the model's own.
     :param ar_steps: steps of a chain.
     :param drafts: tokens that a step verifies beside its own; 0: no multi-token prediction.
+    :param device: ``auto`` (a model this small is faster on a CPU), ``cpu``, ``cuda``, ``cuda:1`` …
     :param threads: CPU threads of one operation, for the whole process; None: torch's choice.
     :raises ~tilert_stream.errors.ConfigError: an option or the model is wrong.
     """
@@ -81,10 +83,20 @@ def build(
         if threads < 1:
             raise ConfigError(f"threads is {threads}; it must be at least 1")
         torch.set_num_threads(threads)
-    name = "tiny-glm5" if path == TINY_GLM5 else None
-    checkpoint = GLMCheckpoint.load(
-        path, dtype=torch.float32, device=torch.device(device), name=name
-    )
+    name = TINY_GLM5_NAME if path == TINY_GLM5 else None
+    checkpoint = GLMCheckpoint.load(path, dtype=torch.float32, device=_device(device), name=name)
     longest = checkpoint.max_position_embeddings if max_seq_len is None else max_seq_len
     check_window(checkpoint, longest)
     return Built(checkpoint, longest, slots, ar_steps, drafts, cache_dtype)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device("cpu" if name == "auto" else name)
+    except RuntimeError:
+        raise ConfigError(f"device is {name!r}; give auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device is {name!r}, torch sees {torch.cuda.device_count()} CUDA devices; give cpu"
+        )
+    return device

@@ -26,8 +26,8 @@ from tilert_engine.layouts.mla_nsa_model import INDEXER, LATENT, ROPE
 if TYPE_CHECKING:
     from tilert_engine.layouts.mla_nsa_cache import ImportedKV
     from tilert_engine.layouts.mla_nsa_model import CacheDtype
+    from tilert_engine.models.glm_config import GLMConfig
 
-    from .config import GLMConfig
     from .weights import GLMWeights
 
 __all__ = ("Memory", "PagedMemory")

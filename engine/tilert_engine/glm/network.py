@@ -18,7 +18,8 @@ from tilert_engine.layouts.mla_nsa_model import LATENT
 from tilert_engine.torch.linear import linear
 
 if TYPE_CHECKING:
-    from .config import GLMConfig
+    from tilert_engine.models.glm_config import GLMConfig
+
     from .memory import Memory
     from .weights import GLMWeights, LayerWeights
 

@@ -19,7 +19,7 @@ from tilert_stream.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .config import GLMConfig
+    from tilert_engine.models.glm_config import GLMConfig
 
 __all__ = ("DraftWeights", "GLMWeights", "LayerWeights")
 

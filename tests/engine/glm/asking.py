@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tilert_engine.glm import GLMDecode, GLMPrefill, GLMPrefillOutput
+from tilert_stream.abc import DecodeEngine, PrefillEngine, PrefillResult
 from tilert_stream.events import Finished, Limits, Sampling
 
 GREEDY = Sampling(temperature=0)
@@ -37,8 +38,8 @@ def stored() -> list[Answer]:
 
 
 def prefill(
-    engine: GLMPrefill, prompt: Sequence[int], limits: Limits, sampling: Sampling = GREEDY
-) -> GLMPrefillOutput:
+    engine: PrefillEngine[Any], prompt: Sequence[int], limits: Limits, sampling: Sampling = GREEDY
+) -> PrefillResult:
     run = engine.open(prompt, limits, sampling)
     while (output := engine.advance(run)) is None:
         pass
@@ -47,7 +48,7 @@ def prefill(
 
 
 def decode(
-    engine: GLMDecode,
+    engine: DecodeEngine[Any],
     kv: object,
     first: int,
     limits: Limits,

@@ -17,10 +17,11 @@ import torch
 
 from tests.engine.glm.asking import GREEDY, STORED, Answer, prefill
 from tests.engine.glm.reference import Reference
-from tilert_engine.glm import TINY_GLM5, Built, build
+from tilert_engine.glm import Built, build
 from tilert_engine.glm.memory import Memory, PagedMemory
 from tilert_engine.glm.network import Network
-from tilert_engine.layouts.mla_nsa_cache import import_planes
+from tilert_engine.layouts.mla_nsa_cache import CachedKV, import_planes
+from tilert_engine.models.tiny_glm5 import TINY_GLM5
 from tilert_stream.events import Limits
 
 QUESTIONS = (
@@ -81,6 +82,7 @@ def steps(built: Built) -> Callable[[list[int], list[int]], torch.Tensor]:
     def logits(prompt: list[int], ids: list[int]) -> torch.Tensor:
         if not ids:
             kv = prefill(built.prefill, prompt, Limits(TOKENS), GREEDY).kv
+            assert isinstance(kv, CachedKV)
             memory.fill(import_planes(kv.model, kv.planes))
             hidden = network.hidden(torch.tensor(prompt), 0, fresh(built, len(prompt)))
         else:

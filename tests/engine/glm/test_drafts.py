@@ -7,7 +7,8 @@ import torch
 
 from tests.engine.glm.asking import Answer, decode, prefill
 from tests.engine.glm.reference import Reference
-from tilert_engine.glm import TINY_GLM5, GLMCheckpoint, GLMDecode, GLMPrefill
+from tilert_engine.glm import GLMCheckpoint, GLMDecode, GLMPrefill
+from tilert_engine.models.tiny_glm5 import TINY_GLM5
 from tilert_stream.events import Limits, Sampling
 
 DRAWS = 250

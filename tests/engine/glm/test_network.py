@@ -9,10 +9,11 @@ import torch
 
 from tests.engine.glm.asking import Answer
 from tests.engine.glm.reference import Reference
-from tilert_engine.glm import TINY_GLM5, GLMCheckpoint
+from tilert_engine.glm import GLMCheckpoint
 from tilert_engine.glm.memory import Memory, PagedMemory
 from tilert_engine.glm.network import Network
 from tilert_engine.layouts.mla_nsa_model import CacheDtype
+from tilert_engine.models.tiny_glm5 import TINY_GLM5
 
 DOUBLE = torch.float64
 

@@ -15,8 +15,9 @@ from safetensors.torch import (
 )
 
 from tests.engine.glm.asking import GREEDY, Answer, decode, prefill
-from tilert_engine.glm import TINY_GLM5, Built, GLMCheckpoint, GLMDecode, GLMPrefill, build
+from tilert_engine.glm import Built, GLMCheckpoint, GLMDecode, GLMPrefill, build
 from tilert_engine.layouts.mla_nsa_cache import CachedKV, ImportedKV, import_planes
+from tilert_engine.models.tiny_glm5 import TINY_GLM5
 from tilert_stream.errors import ConfigError, EngineFault
 from tilert_stream.events import Limits
 
@@ -25,7 +26,9 @@ LIMITS = Limits(8)
 
 @pytest.fixture
 def kv(prefiller: GLMPrefill, answers: list[Answer]) -> CachedKV:
-    return prefill(prefiller, answers[1].prompt, LIMITS).kv
+    cached = prefill(prefiller, answers[1].prompt, LIMITS).kv
+    assert isinstance(cached, CachedKV)
+    return cached
 
 
 def refused(built: Built, kv: object, first: int, limits: Limits, *says: str) -> None:

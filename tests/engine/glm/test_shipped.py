@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.glm.asking import decode, prefill
-from tilert_engine.glm import TINY_GLM5, Built, GLMCheckpoint
+from tilert_engine.glm import Built, GLMCheckpoint
+from tilert_engine.models.tiny_glm5 import TINY_GLM5
 from tilert_stream.events import Limits
 from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.model.tokenizer import TextTokenizer

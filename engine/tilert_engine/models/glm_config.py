@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, cast
@@ -11,7 +10,7 @@ from tilert_engine.layouts.mla_nsa_model import INDEXER, LATENT, ROPE
 from tilert_stream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
 __all__ = ("GLMConfig",)
 
@@ -67,16 +66,15 @@ class GLMConfig:
         return self.num_hidden_layers + self.num_nextn_predict_layers
 
     @classmethod
-    def read(cls, path: Path) -> GLMConfig:
-        """Of a checkpoint's ``config.json``.
+    def of(cls, found: Mapping[str, object]) -> GLMConfig:
+        """Of what is in a checkpoint's ``config.json``.
 
         :raises ~tilert_stream.errors.ConfigError: a field is missing, or no number.
         """
-        found = cast("dict[str, object]", json.loads(path.read_text("utf-8")))
         values: dict[str, float] = {}
         for field in fields(cls):
             value = found.get(field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{path.name}: {field.name} is {value!r}; it must be a number")
+                raise ConfigError(f"config.json: {field.name} is {value!r}; it must be a number")
             values[field.name] = value
         return cls(**values)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType] -- checked above
