@@ -48,7 +48,10 @@ async def test_divided_between_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A cluster makes its router inside the loop, where no file may be read.
-    monkeypatch.setattr(router, "load_front", lambda _config: front)
+    def loaded(_config: RouterConfig) -> Front:
+        return front
+
+    monkeypatch.setattr(router, "load_front", loaded)
     cluster = Cluster(prefill_model=models[0], decode_models=[models[1]], transport=transport)
     asked = [{"role": "user", "content": "Hello"}]
     async with cluster.running():
