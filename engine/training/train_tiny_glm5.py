@@ -82,6 +82,7 @@ def main() -> None:
     (out / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": CHAT_TEMPLATE, "eos_token": "<|endoftext|>"}, indent=1) + "\n"
     )
+    (out / "generation_config.json").write_text('{"temperature": 0.3, "top_p": 0.9}\n')
     (out / "loss.json").write_text(json.dumps(curve) + "\n")
 
 
