@@ -17,7 +17,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pd test test-vllm soak bench model lint format types hooks clean
+.PHONY: help serve pd test test-vllm soak bench bench-pd model lint format types hooks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -41,6 +41,9 @@ soak: $(VENV)/.dev model ## run the long random tests
 
 bench: $(VENV)/.dev ## measure beside the floor and the peers; ARGS are python -m bench's options
 	$(BIN)/python -m bench --check $(ARGS)
+
+bench-pd: $(VENV)/.dev ## the same for the router; ARGS are python -m bench.pd's options
+	$(BIN)/python -m bench.pd --check $(ARGS)
 
 model: $(VENV)/.serve ## bring the demo model into the cache
 	@$(BIN)/python -m tilert_stream.serve.demo_model

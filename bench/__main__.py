@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Final
 
 import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
-from . import report, scenarios, targets
+from . import scenarios
 from .hosts import FLOORS, HOSTS
-from .plots import write_plots
+from .plots import PLOTS
+from .report import METRICS
 from .results import Results
 from .server import ServerProcess, start
+from .session import about, add_output_options, once, show
+from .targets import targets
 
 Figures = dict[str, float]
 Load = tuple[str, Callable[[ServerProcess], Awaitable[Figures]]]
@@ -63,7 +63,9 @@ def loads(options: argparse.Namespace) -> list[Load]:
 
 def measure(options: argparse.Namespace, console: Console) -> Results:
     """Run everything."""
-    results = Results(about(options))
+    results = Results(
+        about(PACKAGES, rounds=options.rounds, seconds=options.seconds, pinned=options.pin)
+    )
     cpu = pin() if options.pin else None
     in_turns = loads(options)
     with Progress(console=console, transient=True) as progress, ExitStack() as stack:
@@ -76,7 +78,7 @@ def measure(options: argparse.Namespace, console: Console) -> Results:
         ]
         for number, scenario, load, server in progress.track(steps):
             if scenario != "stalled 8" or server.name not in FLOORS:
-                results.add(number, server.name, scenario, uvloop.run(_once(load, server)))
+                results.add(number, server.name, scenario, uvloop.run(once(load, server)))
     if "idle" in options.loads:
         for host in options.hosts:
             with start(host, cpu=cpu) as server:
@@ -94,23 +96,6 @@ def pin() -> int | None:
     return servers
 
 
-async def _once(
-    load: Callable[[ServerProcess], Awaitable[Figures]], server: ServerProcess
-) -> Figures:
-    return await load(server)
-
-
-def about(options: argparse.Namespace) -> dict[str, str]:
-    """Under which conditions the figures came to be."""
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "rounds": str(options.rounds),
-        "seconds": str(options.seconds),
-        "pinned": str(options.pin),
-    } | {name: version(name) for name in PACKAGES}
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Floor, ours, peers.")
@@ -120,26 +105,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, nargs="+", default=(1, 8, 64, 256))
     parser.add_argument("--seconds", type=float, default=0.6, help="of a steady load")
     parser.add_argument("--no-pin", dest="pin", action="store_false")
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--svg", type=Path, help="a folder for charts")
-    parser.add_argument("--check", action="store_true", help="say which targets hold")
-    parser.add_argument("--read", type=Path, help="show these figures in place of measuring")
+    add_output_options(parser)
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Measure, or read what was measured; print, save, draw. What is missed is told, no error."""
+    """Measure, or read what was measured; then show it."""
     options = parse()
     console = Console(width=None if sys.stdout.isatty() else 120)
     results = Results.load(options.read) if options.read else measure(options, console)
-    if options.json:
-        results.save(options.json)
-    for table in report.tables(results):
-        console.print(table)
-    if options.svg:
-        write_plots(results, options.svg)
-    if options.check:
-        console.print(targets.table(results))
+    show(results, options, console, metrics=METRICS, plots=PLOTS, targets=targets)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import orjson
 
 from .script import prompt_of
 
-__all__ = ("HEALTH", "Answer", "Client", "Recording")
+__all__ = ("CONTENT", "DONE", "HEALTH", "Answer", "Client", "Recording")
 
 CONTENT: Final = re.compile(rb'"content":"([^"]*)"')
 CHUNK: Final = re.compile(rb"\r\n[0-9a-fA-F]+\r\ndata: ")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 from .svg import bars
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from .results import Results
 
-__all__ = ("write_plots",)
+__all__ = ("Plot", "write_plots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ PLOTS: Final = (
 )
 
 
-def write_plots(results: Results, folder: Path) -> None:
+def write_plots(results: Results, folder: Path, plots: Sequence[Plot] = PLOTS) -> None:
     """Write every chart for which something was measured."""
     hosts = results.hosts()
-    for plot in PLOTS:
+    for plot in plots:
         values = [[results.median(host, *bar[1:]) for bar in plot.bars] for host in hosts]
         if any(value is not None for row in values for value in row):
             labels = [bar[0] for bar in plot.bars]

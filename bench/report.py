@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from .results import Results
 
@@ -44,9 +44,9 @@ METRICS: Final = (
 )
 
 
-def tables(results: Results) -> Iterator[Table]:
+def tables(results: Results, metrics: Sequence[Metric] = METRICS) -> Iterator[Table]:
     """A table for each figure that was measured; medians over the rounds."""
-    for metric in METRICS:
+    for metric in metrics:
         scenarios = results.scenarios(metric.name)
         if not scenarios:
             continue

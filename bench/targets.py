@@ -10,7 +10,7 @@ from rich.table import Table
 from .hosts import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from .results import Results
 
@@ -45,17 +45,11 @@ def targets(results: Results) -> Iterator[Target]:
     """Every promise, for each of our event loops. Comparisons are paired round by round."""
     for host in OURS:
         floor = FLOOR_OF[host]
-        for name, limit in (("gap_p50", 1.5), ("gap_p99", 3.0)):
-            ratio = results.ratio(host, floor, "ends 8", name)
-            yield Target(host, f"end-of-stream {name}, × {floor}", ratio, limit)
-        for scenario, limit in (("busy 64×1", 30.0), ("busy 64×4", 8.0)):
-            more = results.excess(host, floor, scenario, "loop_us")
-            yield Target(host, f"{scenario}: µs CPU a token above {floor}", more, limit)
-            for peer in PEERS_OF.get(host, ()):
-                ratio = results.ratio(host, peer, scenario, "loop_us")
-                yield Target(host, f"{scenario}: CPU a token, × {peer}", ratio, 1.0)
-        first = results.median(host, "first 1", "first_p50")
-        yield Target(host, "added time to first token, µs", first, 1000)
+        # Trio, slower by nature, is held to asyncio's figures; its loop has no bare floor.
+        if host != "ours-trio":
+            yield from _beside_floor(results, host, floor)
+        more = results.excess(host, floor, "first 1", "first_p50")
+        yield Target(host, f"time to first token, µs above {floor}", more, 1000)
         held = results.median(host, "idle 1000", "bytes")
         yield Target(host, "memory of an open idle stream, KB", held and held / 1000, 40)
         wakes = results.median(host, "idle 1000", "wakes")
@@ -69,7 +63,19 @@ def targets(results: Results) -> Iterator[Target]:
     yield Target("ours-trio", "end-of-stream gap_p50, × asyncio", ratio, 1.5)
 
 
-def table(results: Results) -> Table:
+def _beside_floor(results: Results, host: str, floor: str) -> Iterator[Target]:
+    for name, limit in (("gap_p50", 1.5), ("gap_p99", 3.0)):
+        ratio = results.ratio(host, floor, "ends 8", name)
+        yield Target(host, f"end-of-stream {name}, × {floor}", ratio, limit)
+    for scenario, limit in (("busy 64×1", 30.0), ("busy 64×4", 8.0)):
+        more = results.excess(host, floor, scenario, "loop_us")
+        yield Target(host, f"{scenario}: µs CPU a token above {floor}", more, limit)
+        for peer in PEERS_OF[host]:
+            ratio = results.ratio(host, peer, scenario, "loop_us")
+            yield Target(host, f"{scenario}: CPU a token, × {peer}", ratio, 1.0)
+
+
+def table(promises: Iterable[Target]) -> Table:
     """The promises and what became of them."""
     made = Table(title="Targets", title_justify="left")
     made.add_column("host", no_wrap=True)
@@ -77,7 +83,7 @@ def table(results: Results) -> Table:
     for name in ("measured", "at most"):
         made.add_column(name, justify="right")
     made.add_column("")
-    for target in targets(results):
+    for target in promises:
         value = "" if target.value is None else f"{target.value:,.2f}"
         made.add_row(target.host, target.what, value, f"{target.limit:,g}", target.verdict)
     return made

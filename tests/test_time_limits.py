@@ -291,6 +291,10 @@ async def test_a_stuck_part_ends_with_its_own_error_and_gives_all_back(
     service = Service[str](pipeline, time_limits=TimeLimits(**(NONE | {limit: 0.02})))
     items, error = await read(service)
     assert error.code == f"{limit}_timeout"
+    if limit == "total" and not stuck.released:
+        # It counts from the start: on a machine that is busy enough, nothing had begun.
+        assert items == ["[0, error]"]
+        return
     assert stuck.released == ["error"]
     said = [str(number) for number in range(tokens)]
     assert items == [*said, f"[{tokens}, error]"], "nothing is lost, and the end is told"

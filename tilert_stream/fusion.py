@@ -10,13 +10,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from .abc import Stage, Transform
 from .errors import PipelineError, StageError, TilertStreamError
 from .events import Finished
+from .link import Kind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from .abc import Stage, Transform
     from .link import Link
     from .scope import RequestScope
 
@@ -150,9 +151,10 @@ def fuse(links: Iterable[Link], scope: RequestScope) -> tuple[Chain[object, obje
             raise stage_error(link.name, error) from error
         if isinstance(made, PassThrough):
             continue
-        if isinstance(made, Transform):
+        kind = kind_of(made)
+        if kind is Kind.TRANSFORM:
             chain.append(link.name, cast("Transform[object, object]", made))
-        elif isinstance(made, Stage):
+        elif kind is Kind.STAGE:
             chain = Chain[object, object]()
             segments.append(Segment(link.name, cast("Stage[object, object]", made), chain))
         else:

@@ -7,18 +7,18 @@ import re
 import types
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-from .abc import Source, Stage, Step, Transform
 from .errors import PipelineError
 from .registry import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from .scope import RequestScope
 
-__all__ = ("Kind", "Link", "make_link", "where_of")
+__all__ = ("Kind", "Link", "kind_of", "make_link", "where_of")
 
 
 class Kind(Enum):
@@ -75,7 +75,7 @@ def make_link(stage: object, name: str | None = None) -> Link:
         name = reference if reference and ":" not in reference else _name_of(stage)
     if isinstance(stage, type):
         return _class_link(stage, name)
-    kind = _kind_of(stage)
+    kind = kind_of(stage)
     if kind is not None:
         takes, gives = _types_of(stage, kind)
         target = stage if kind in (Kind.STEP, Kind.SOURCE) else _Always(stage)
@@ -89,7 +89,7 @@ def make_link(stage: object, name: str | None = None) -> Link:
 
 
 def _class_link(cls: type[object], name: str) -> Link:
-    kind = _kind_of(cls)
+    kind = kind_of(cls)
     if kind in (Kind.STEP, Kind.SOURCE, None):
         # Steps, sources and classes whose objects are factories (such as StopStrings) are made
         # once; a name or "module:attr" may point to the class where it needs no argument.
@@ -127,14 +127,21 @@ def _object_of(cls: type[object], name: str) -> object:
 
 def _factory_link(factory: Callable[..., object], name: str) -> Link:
     function = factory if isinstance(factory, types.FunctionType) else type(factory).__call__
+    kind, takes, gives = _made_by(function)
+    return Link(name, kind, factory, takes, gives)
+
+
+@lru_cache(maxsize=256)
+def _made_by(function: Callable[..., object]) -> tuple[Kind, str, str]:
+    """What a factory makes, as its annotation says."""
     made = _written(function, "return")
     contract = _CONTRACT.match(made)
     if contract is not None:
-        return Link(name, Kind(contract[1].lower()), factory, contract[2], contract[3])
+        return Kind(contract[1].lower()), contract[2], contract[3]
     cls = getattr(function, "__globals__", {}).get(made)
-    if isinstance(cls, type) and (kind := _kind_of(cls)) is not None:
-        return Link(name, kind, factory, *_types_of(cls, kind))
-    return Link(name, Kind.TRANSFORM, factory, "?", "?")
+    if isinstance(cls, type) and (kind := kind_of(cls)) is not None:
+        return kind, *_types_of(cls, kind)
+    return Kind.TRANSFORM, "?", "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,24 +154,39 @@ class _Always:
         return self.stage
 
 
-def _kind_of(stage: object) -> Kind | None:
-    if isinstance(stage, Step):
-        return Kind.STEP
-    if isinstance(stage, Source):
-        return Kind.SOURCE
-    if isinstance(stage, Transform):
-        return Kind.TRANSFORM
-    if isinstance(stage, Stage):
-        return Kind.STAGE
+def kind_of(stage: object) -> Kind | None:
+    """What ``stage``, an object or its class, is; None: no stage."""
+    if isinstance(stage, type):
+        return _kind_by_methods(stage)
+    cls = cast("Hashable", type(stage))
+    # Only an object with methods that its class lacks is looked at each time.
+    return _kind_of_class(cls) or _kind_by_methods(stage)
+
+
+def _kind_by_methods(stage: object) -> Kind | None:
+    # The protocols of abc say the same; asking them costs ten times as much, once a request each.
+    for kind, names in _METHODS.items():
+        if all(callable(getattr(stage, name, None)) for name in names):
+            return kind
     return None
 
 
-_METHOD = {Kind.STEP: "call", Kind.SOURCE: "produce", Kind.TRANSFORM: "feed", Kind.STAGE: "run"}
+_METHODS = {
+    Kind.STEP: ("call",),
+    Kind.SOURCE: ("produce",),
+    Kind.TRANSFORM: ("feed", "finish"),
+    Kind.STAGE: ("run",),
+}
+
+
+@lru_cache(maxsize=1024)
+def _kind_of_class(cls: Hashable) -> Kind | None:
+    return _kind_by_methods(cls)
 
 
 def _types_of(stage: object, kind: Kind) -> tuple[str, str]:
     """What goes in and out, as the annotations say; "?" where there are none."""
-    function = getattr(stage, _METHOD[kind])
+    function = getattr(stage, _METHODS[kind][0])
     parameters = [name for name in getattr(function, "__annotations__", {}) if name != "return"]
     if kind is Kind.STAGE:
         written = [_payload(_written(function, name)) for name in parameters[:2]]

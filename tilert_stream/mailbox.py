@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from anyio import move_on_after
 from anyio.lowlevel import checkpoint
@@ -23,9 +23,6 @@ from anyio.lowlevel import checkpoint
 from .events import Finished
 from .lifecycle import CLOCK
 from .parking import make_parking
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ("Mailbox", "MailboxStatistics")
 
@@ -102,28 +99,22 @@ class Mailbox(Generic[T]):
         return items
 
     async def wait(self) -> None:
-        """Return as soon as something is there. Always a checkpoint."""
-        if not await self._park_until(self._has_items):
+        """Return as soon as something is there; at once after the end. Always a checkpoint."""
+        if not await self._park(until_end=False):
             await checkpoint()
 
     async def linger(self, seconds: float) -> None:
         """Let more gather for ``seconds``, or until the stream's end is there."""
         with move_on_after(seconds):
             await checkpoint()
-            await self._park_until(self._has_finished)
+            await self._park(until_end=True)
 
-    def _has_items(self) -> bool:
-        return bool(self._items)
-
-    def _has_finished(self) -> bool:
-        return self._finished
-
-    async def _park_until(self, ready: Callable[[], bool]) -> bool:
-        """Sleep until ``ready()``; False if it was so at once, and nothing slept."""
+    async def _park(self, *, until_end: bool) -> bool:
+        """Sleep until something, or the end, is there; False if it was so, and nothing slept."""
         slept = False
         while True:
             with self._lock:
-                if ready():
+                if self._finished or (self._items and not until_end):
                     return slept
                 self._parked = True
             # A put that comes in here schedules a wake, which cannot run before park has yielded.

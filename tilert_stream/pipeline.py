@@ -88,7 +88,8 @@ class Pipeline(Generic[Out_co]):
             registered name, or its class's in snake case.
         :raises ~tilert_stream.errors.PipelineError: it cannot stand here.
         """
-        return self._with((*self._links, make_link(stage, name)))
+        # What is there has been checked: an encoder is linked behind it for every request.
+        return self._with((*self._links, make_link(stage, name)), checked=len(self._links))
 
     def insert(
         self, stage: object, *, where: Literal["after", "before", "replace"], anchor: str
@@ -109,8 +110,15 @@ class Pipeline(Generic[Out_co]):
         }[where]
         return self._with((*self._links[:start], make_link(stage), *self._links[stop:]))
 
-    def _with(self, links: tuple[Link, ...]) -> Pipeline[Any]:
-        _check_order(links)
+    def _with(self, links: tuple[Link, ...], *, checked: int = 0) -> Pipeline[Any]:
+        """One of ``links``, of which the first ``checked`` are known to fit."""
+        _check_order(links[max(checked - 1, 0) :])
+        _check_names(links)
+        if not checked and _RANK[links[0].kind] == 2:
+            raise PipelineError(
+                f"{links[0].name} (a {links[0].kind.value}) cannot come first:"
+                " something must fill the mailbox"
+            )
         made: Pipeline[Any] = cast("Pipeline[Any]", Pipeline())
         made._links = links
         return made
@@ -215,14 +223,11 @@ def _check_order(links: tuple[Link, ...]) -> None:
                 f"{right.name} takes {right.takes} and cannot follow {left.name}, which gives"
                 f" {left.gives}; place it elsewhere"
             )
-    if links and _RANK[links[0].kind] == 2:
-        raise PipelineError(
-            f"{links[0].name} (a {links[0].kind.value}) cannot come first:"
-            " something must fill the mailbox"
-        )
+
+
+def _check_names(links: tuple[Link, ...]) -> None:
     names = [link.name for link in links]
-    for name in names:
-        if names.count(name) > 1:
-            raise PipelineError(
-                f"two stages are called {name!r}; give one of them a name of its own"
-            )
+    if len(set(names)) == len(names):
+        return
+    twice = next(name for name in names if names.count(name) > 1)
+    raise PipelineError(f"two stages are called {twice!r}; give one of them a name of its own")

@@ -62,6 +62,7 @@ class Stream(Generic[Out]):
         self.outcome: Finished | None = None
         """How the answer ended. Known together with its last items; None while it runs."""
         self._closed = False
+        self._producing = True
         self._coalesce = coalesce
         self._watchdog = watchdog
         self._cancel_scope = CancelScope()
@@ -90,6 +91,8 @@ class Stream(Generic[Out]):
             # The task group was cancelled, and its reader may live outside of it.
             self.scope.mailbox.put(interrupted())
             raise
+        finally:
+            self._producing = False
 
     async def _produce(self) -> None:
         """Steps one after another, then the source: the life of the request up to its tokens."""
@@ -164,7 +167,8 @@ class Stream(Generic[Out]):
         self.scope.mailbox.close()
         self.scope.lease.release(outcome.reason)
         # First the tasks, then their channels: a closed channel would look to a stage like a fault.
-        self._cancel_scope.cancel()
+        if self._producing:
+            self._cancel_scope.cancel()
         if self._stages is not None:
             self._stages.close()
         phase: Literal["complete", "failed"] = "failed" if outcome.error else "complete"

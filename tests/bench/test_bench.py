@@ -61,14 +61,15 @@ def test_comparisons_are_made_round_by_round(tmp_path: Path) -> None:
     assert results.ratio("ours", "hypercorn", "busy 64×1", "loop_us") is None
     verdicts = {target.what: target.verdict for target in targets(results) if target.host == "ours"}
     assert verdicts["busy 64×1: µs CPU a token above floor"] == "holds"
-    assert verdicts["added time to first token, µs"] == "not measured"
+    assert verdicts["time to first token, µs above floor"] == "not measured"
 
 
 def test_a_figure_above_its_limit_is_missed() -> None:
     results = Results()
-    results.add(0, "ours", "first 1", {"first_p50": 1001.0})
+    results.add(0, "floor", "first 1", {"first_p50": 1.0})
+    results.add(0, "ours", "first 1", {"first_p50": 1002.0})
     missed = [target.what for target in targets(results) if target.verdict == "MISSED"]
-    assert missed == ["added time to first token, µs"]
+    assert missed == ["time to first token, µs above floor"]
 
 
 def test_a_table_has_a_row_a_host() -> None:
@@ -99,7 +100,7 @@ def test_every_token_is_seen_on_both_sides(host: str) -> None:
 
     with start(host) as server:
         figures = asyncio.run(measure())
-    assert 3 < figures["tokens_per_chunk"] <= 4
+    assert figures["tokens_per_chunk"] > 3
     assert 0 < figures["transit_p50"] <= figures["transit_p99"]
     assert 0 < figures["gap_p50"] <= figures["gap_p99"]
     assert figures["loop_us"] > 0

@@ -103,7 +103,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         model = self.prefill_model or ScriptedModel(self.prefill, layout=self.prefill_layout)
-        config = PrefillConfig(port=0, transport=self.transport, **self.prefill_options)
+        options: dict[str, Any] = {"transport": self.transport, **self.prefill_options}
+        config = PrefillConfig(port=0, **options)
         self.prefill_app: PrefillApp = build_prefill(config, model)
         self.models = self.decode_models or [
             ScriptedModel(script, slots=self.slots) for script in self.decode

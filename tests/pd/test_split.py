@@ -178,8 +178,9 @@ async def test_layouts_that_do_not_fit_are_told_before_anything_is_written(strea
     cluster = Cluster(prefill_layout=Other(LONGEST), decode_options={"kv_timeout": 5.0}, slots=1)
     async with cluster.running():
         answer = await cluster.ask(**fields(stream, max_tokens=9))
-        assert answer.status in (200, 503, 504)
+        assert answer.status == 503
         assert answer.error is not None
+        assert "int64" in answer.message
         await cluster.idle()
 
 

@@ -16,24 +16,20 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from anyio import to_thread
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
 from .. import __version__
-from ..errors import NotReady
 from ..openai.chat import parse_chat
 from ..openai.completions import parse_completion
-from ..openai.encoding import dumps
-from ..openai.objects import model_list
 from ..stages.plain import EncodeJSON
 from ..stages.sse import EncodeSSE
 from .auth import KeyRing
-from .endpoint import Endpoint, json_answer, not_found
-from .request_body import read_body
-from .response import EVENT_STREAM, JSON, JSONBody, StreamResponse
+from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_answer
+from .request_body import parse_body, read_body
+from .response import EVENT_STREAM, JSON, StreamResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -49,9 +45,6 @@ if TYPE_CHECKING:
     Parse = Callable[[bytes, ModelCard], tuple[GenerateRequest, Envelope]]
 
 __all__ = ("App",)
-
-PARSED_IN_A_THREAD: Final = 32 * 1024
-"""Bytes of a body from which on tokenizing it would hold up every other stream for milliseconds."""
 
 
 class App:
@@ -91,9 +84,9 @@ class App:
             routes=[
                 Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
                 Route("/v1/completions", Endpoint(POST=self._generate(parse_completion))),
-                Route("/v1/models", Endpoint(GET=self._models)),
+                Route("/v1/models", Endpoint(GET=models_answer(card, self._keys))),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
-                Route("/ready", Endpoint(GET=self._ready)),
+                Route("/ready", Endpoint(GET=ready_answer(service))),
                 Route("/version", Endpoint(GET=json_answer({"version": __version__}))),
                 *routes,
             ],
@@ -125,10 +118,7 @@ class App:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             self._keys.check(scope["headers"])
             body = await read_body(scope, receive, self._max_body_bytes)
-            if len(body) < PARSED_IN_A_THREAD:
-                request, envelope = parse(body, self.card)
-            else:
-                request, envelope = await to_thread.run_sync(parse, body, self.card)
+            request, envelope = await parse_body(parse, body, self.card)
             encode = (
                 EncodeSSE(envelope, done_after_error=self._done_after_error)
                 if envelope.stream
@@ -144,12 +134,3 @@ class App:
             await response(scope, receive, send)
 
         return handle
-
-    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._keys.check(scope["headers"])
-        await JSONBody(dumps(model_list([self.card])))(scope, receive, send)
-
-    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self.service.ready:
-            raise NotReady("starting, draining, or without a living engine", retry_after=1)
-        await JSONBody(b'{"status":"ready"}')(scope, receive, send)

@@ -1,12 +1,16 @@
-"""One path of an app: the method's handler, and every error as an OpenAI object."""
+"""One path of an app: the method's handler, and every error as an OpenAI object.
+
+And the answers that every app of ours gives alike.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import Cancelled, MethodNotAllowed, NotFound, TilertStreamError
+from ..errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
 from ..openai.encoding import dumps
+from ..openai.objects import model_list
 from .response import ErrorResponse, JSONBody
 
 if TYPE_CHECKING:
@@ -14,11 +18,14 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from ..model.card import ModelCard
+    from ..service import Service
+    from .auth import KeyRing
     from .response import Headers
 
     Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-__all__ = ("Endpoint", "json_answer", "not_found")
+__all__ = ("Endpoint", "json_answer", "models_answer", "not_found", "ready_answer")
 
 ECHO_MAX: Final = 200
 """Characters of a path or a method that an error repeats."""
@@ -69,6 +76,27 @@ class Endpoint:
 def json_answer(content: object) -> Handler:
     """The same JSON for everybody."""
     return JSONBody(dumps(content))
+
+
+def ready_answer(service: Service[Any]) -> Handler:
+    """Whether ``service`` takes requests: 200, or 503."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if not service.ready:
+            raise NotReady("starting, draining, or without a living engine", retry_after=1)
+        await JSONBody(b'{"status":"ready"}')(scope, receive, send)
+
+    return answer
+
+
+def models_answer(card: ModelCard, keys: KeyRing) -> Handler:
+    """``GET /v1/models``, for whoever has a key."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        keys.check(scope["headers"])
+        await JSONBody(dumps(model_list([card])))(scope, receive, send)
+
+    return answer
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:

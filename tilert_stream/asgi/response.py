@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from anyio import create_task_group, move_on_after
+from anyio import CancelScope, create_task_group, move_on_after
 
 from ..errors import TilertStreamError
 from ..events import Finished
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from anyio import CancelScope
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ..stream import Stream
@@ -103,25 +102,33 @@ class StreamResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
-        async with create_task_group() as tasks:
-            listener = _Listener(tasks.cancel_scope)
+        with CancelScope() as request:
+            listener = _Listener(request)
             on_disconnect = scope.get("extensions", {}).get(ON_DISCONNECT)
-            if on_disconnect is None or not on_disconnect(listener.left):
+            if on_disconnect is not None and on_disconnect(listener.left):
+                await self._answer(scope, receive, send, listener)
+                return
+            async with create_task_group() as tasks:
                 tasks.start_soon(listener.listen, receive)
-            opened = False
-            try:
-                async with self._opened as stream:
-                    opened = True
-                    outcome = await self._write(stream, send, listener)
-            except TilertStreamError as error:
-                if opened:
-                    raise
-                # A stage's factory failed: nothing has been sent, so it is an answer like others.
-                outcome = Finished.failed(error)
-            if outcome is not None and outcome.error is not None:
-                listener.over = True
-                await self._refuse(outcome.error, self._headers)(scope, receive, send)
-            tasks.cancel_scope.cancel()
+                await self._answer(scope, receive, send, listener)
+                tasks.cancel_scope.cancel()
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, listener: _Listener
+    ) -> None:
+        opened = False
+        try:
+            async with self._opened as stream:
+                opened = True
+                outcome = await self._write(stream, send, listener)
+        except TilertStreamError as error:
+            if opened:
+                raise
+            # A stage's factory failed: nothing has been sent, so it is an answer like others.
+            outcome = Finished.failed(error)
+        if outcome is not None and outcome.error is not None:
+            listener.over = True
+            await self._refuse(outcome.error, self._headers)(scope, receive, send)
 
     async def _write(
         self, stream: Stream[bytes], send: Send, listener: _Listener

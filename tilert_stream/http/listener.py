@@ -164,7 +164,11 @@ async def accept_waiting(
         except BlockingIOError:
             return
         except OSError as error:
-            logger.info("A connection broke while it was accepted: %s", error)
+            if error.errno in EXHAUSTED:
+                with anyio.move_on_after(RETRY_SECONDS):
+                    await ledger.wait_leave()
+            else:
+                logger.info("A connection broke while it was accepted: %s", error)
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, Address | None]:

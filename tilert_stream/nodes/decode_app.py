@@ -20,16 +20,23 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio.lowlevel import checkpoint
 from starlette.routing import Route, Router
 
 from tilert_engine.layouts.abc import differences
-from tilert_stream.asgi.endpoint import Endpoint, json_answer, not_found
+from tilert_stream.asgi.endpoint import (
+    Endpoint,
+    json_answer,
+    not_found,
+    ready_answer,
+)
 from tilert_stream.asgi.request_body import read_body
 from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
-from tilert_stream.errors import Cancelled, NotFound, NotReady, TilertStreamError
+from tilert_stream.errors import Cancelled, NotFound, TilertStreamError
 from tilert_stream.openai.encoding import dumps
 from tilert_stream.openai.errors import error_headers
 from tilert_stream.stages.lines import NDJSON, EncodeLines, EncodeTokens
+from tilert_transports.control.auth import SIGNATURE_HEADER
 from tilert_transports.control.errors import HandshakeRefused
 
 from .decode_orders import CancelBody, DecodeBody, RenewBody, ReserveBody, read, to_order
@@ -56,7 +63,10 @@ __all__ = ("DecodeApp", "LayoutRefused")
 MAX_BODY_BYTES: Final = 1024 * 1024
 """Ids are few here: the prompt stays with prefill."""
 
-SIGNATURE: Final = b"tilert-signature"
+SIGNATURE: Final = SIGNATURE_HEADER.encode()
+
+OVERTAKING: Final = 32
+"""Turns of the loop in which a connection is accepted, and a request read and served."""
 
 
 class DecodeApp:
@@ -94,7 +104,7 @@ class DecodeApp:
                 Route("/pd/cancel", Endpoint(POST=self._signed(self._cancel))),
                 Route("/decode_status", Endpoint(GET=self._status)),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
-                Route("/ready", Endpoint(GET=self._ready)),
+                Route("/ready", Endpoint(GET=ready_answer(service))),
             ],
             redirect_slashes=False,
             default=not_found,
@@ -137,7 +147,12 @@ class DecodeApp:
             "region": granted.region.id,
             "ttl": granted.ttl,
         }
-        await JSONBody(dumps(answer))(scope, receive, send)
+        try:
+            await JSONBody(dumps(answer))(scope, receive, send)
+        except BaseException:
+            # The router has left without its grant.
+            self.node.withdraw(asked.rid)
+            raise
 
     async def _renew(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         asked = read(RenewBody, body)
@@ -175,9 +190,18 @@ class DecodeApp:
         stream = self._streams.get(rid)
         if stream is not None:
             stream.fail(Cancelled("the router has given the request up"))
-        elif not self.node.withdraw(rid):
+        elif not await self._withdraw(rid):
             raise NotFound(f"no request {rid} holds a slot here")
         await JSONBody(dumps({"cancelled": rid}))(scope, receive, send)
+
+    async def _withdraw(self, rid: str) -> bool:
+        # Each on a connection of its own, a cancel can overtake the reservation that it is meant
+        # for. What had come before it is read within a few turns of the loop.
+        for _ in range(OVERTAKING):
+            if self.node.withdraw(rid):
+                return True
+            await checkpoint()
+        return False
 
     # --- what health checks ask --------------------------------------------------------------
 
@@ -191,11 +215,6 @@ class DecodeApp:
             "busy": slots.busy,
         }
         await JSONBody(dumps(answer))(scope, receive, send)
-
-    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self.service.ready:
-            raise NotReady("starting, draining, or without a living engine", retry_after=1)
-        await JSONBody(b'{"status":"ready"}')(scope, receive, send)
 
 
 class LayoutRefused(HandshakeRefused):

@@ -107,6 +107,9 @@ class DecodeNode(Generic[SequenceT]):
         :raises ~tilert_transports.control.errors.RequestInUse: a live request has this id.
         """
         self._check_length(max_tokens)
+        # Its landing region is free again while it decodes: the regions know it no more.
+        if request in self.requests:
+            raise RequestInUse(f"request {request} already holds a slot here")
         ticket = await self.admission.acquire()
         try:
             landing = self._reserve(request, max_tokens)
@@ -166,6 +169,7 @@ class DecodeNode(Generic[SequenceT]):
         promise = self._promised(order.id, order.generation)
         if promise.claimed:
             raise RequestInUse(f"request {order.id} is being decoded already")
+        promise.landing.claim()
         promise.claimed = True
         scope.lease.hold("slot", lambda reason: self._give_back(promise, reason))
         return Reserved(promise.ticket.slot, promise)
@@ -211,7 +215,7 @@ class DecodeNode(Generic[SequenceT]):
         if length > longest:
             raise ContextLengthExceeded(
                 f"prompt and answer have {length} tokens, the window of this decode node is"
-                f" {longest}: shorten the prompt or lower max_tokens"
+                f" {longest} (--max-seq-len): shorten the prompt or lower max_tokens"
             )
 
     async def decode(self, ready: KVReady, scope: RequestScope) -> None:

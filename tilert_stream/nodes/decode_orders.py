@@ -26,7 +26,8 @@ __all__ = (
     "to_order",
 )
 
-RequestId = Annotated[str, Field(min_length=1, max_length=128)]
+RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
+"""It stands in log lines, and travels on to other nodes."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 

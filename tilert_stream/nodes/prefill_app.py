@@ -7,18 +7,22 @@ the first token's id in both of vLLM's ways. ``kv_transfer_params`` says where t
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
-from anyio import to_thread
 from starlette.routing import Route, Router
 
 from tilert_stream.asgi.auth import KeyRing
-from tilert_stream.asgi.endpoint import Endpoint, json_answer, not_found
-from tilert_stream.asgi.request_body import read_body
-from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
-from tilert_stream.errors import NotReady
+from tilert_stream.asgi.endpoint import (
+    Endpoint,
+    json_answer,
+    models_answer,
+    not_found,
+    ready_answer,
+)
+from tilert_stream.asgi.request_body import parse_body, read_body
+from tilert_stream.asgi.response import JSON, StreamResponse
 from tilert_stream.openai.encoding import dumps
-from tilert_stream.openai.objects import model_list, response
+from tilert_stream.openai.objects import response
 
 from .prefill_orders import read_prefill_order
 
@@ -39,9 +43,6 @@ if TYPE_CHECKING:
     from tilert_stream.service import Service
 
 __all__ = ("PrefillApp",)
-
-PARSED_IN_A_THREAD: Final = 32 * 1024
-"""Bytes of a body from which on tokenizing it would hold other requests up for milliseconds."""
 
 
 class PrefillApp:
@@ -71,9 +72,9 @@ class PrefillApp:
             routes=[
                 Route("/v1/completions", Endpoint(POST=self._prefill("completion"))),
                 Route("/v1/chat/completions", Endpoint(POST=self._prefill("chat"))),
-                Route("/v1/models", Endpoint(GET=self._models)),
+                Route("/v1/models", Endpoint(GET=models_answer(card, self._keys))),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
-                Route("/ready", Endpoint(GET=self._ready)),
+                Route("/ready", Endpoint(GET=ready_answer(service))),
             ],
             redirect_slashes=False,
             default=not_found,
@@ -94,25 +95,12 @@ class PrefillApp:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             self._keys.check(scope["headers"])
             body = await read_body(scope, receive, self._max_body_bytes)
-            card = self._card
-            if len(body) < PARSED_IN_A_THREAD:
-                order, envelope = read_prefill_order(body, card, kind)
-            else:
-                order, envelope = await to_thread.run_sync(read_prefill_order, body, card, kind)
+            order, envelope = await parse_body(read_prefill_order, body, self._card, kind)
             encode = _EncodeFirstToken(envelope, self._tokenizer)
             answer = StreamResponse(self.service.open(order, encode), content=JSON)
             await answer(scope, receive, send)
 
         return handle
-
-    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._keys.check(scope["headers"])
-        await JSONBody(dumps(model_list([self._card])))(scope, receive, send)
-
-    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self.service.ready:
-            raise NotReady("starting, draining, or without a living engine", retry_after=1)
-        await JSONBody(b'{"status":"ready"}')(scope, receive, send)
 
 
 class _EncodeFirstToken:

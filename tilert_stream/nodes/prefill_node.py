@@ -110,6 +110,14 @@ class HandOverDesk(AsyncContextManagerMixin):
         """Staging memory that no KV cache waits in."""
         return 0 if self._staging is None else self._staging.free_bytes
 
+    async def meet(self, to: Destination) -> None:
+        """Connect to a decode node before anything is computed for it.
+
+        :raises ~tilert_stream.errors.TilertStreamError: it does not answer, or does not fit.
+        """
+        if self._courier is not None and to.grant is not None:
+            await self._courier.meet(to)
+
     def send(
         self, request_id: str, prompt_ids: tuple[int, ...], kv: object, to: Destination
     ) -> None:
@@ -172,6 +180,8 @@ class PrefillAndHandOver(Generic[RunT]):
         """Compute the prompt; its KV cache leaves once the first token has."""
         order = cast("PrefillOrder", item)
         scope.lifecycle.move(State.PREFILLING)
+        if order.destination is not None:
+            await self._desk.meet(order.destination)
         prefilled = await self._node.prefill(Reserved(0), scope)
         scope.usage = prefilled.usage
         scope.mailbox.put(prefilled.first, Finished("length"))

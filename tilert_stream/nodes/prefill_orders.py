@@ -71,9 +71,9 @@ def _request_id(raw: Mapping[str, object]) -> str | None:
     value = raw.get("request_id")
     if value is None:
         return None
-    if not isinstance(value, str) or not 1 <= len(value) <= 128:
+    if not isinstance(value, str) or not 1 <= len(value) <= 128 or not value.isprintable():
         raise InvalidRequest(
-            "request_id must be a string of 1 to 128 characters", param="request_id"
+            "request_id must be a string of 1 to 128 printable characters", param="request_id"
         )
     return value
 

@@ -79,9 +79,8 @@ def run(config: ServeConfig) -> int:
         app,
         settings,
         config,
+        app.service,
         on_ready=lambda address: announce(
             address, app.card, secure=settings.ssl_certfile is not None
         ),
-        on_drain=app.service.drain,
-        died=app.service.died,
     )

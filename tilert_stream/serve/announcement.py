@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -14,16 +15,17 @@ if TYPE_CHECKING:
 __all__ = ("announce", "announce_node", "bracketed", "describe")
 
 
+logger = logging.getLogger(__name__)
+
+
 def announce(address: Address, card: ModelCard, *, secure: bool = False) -> None:
     """Print ``describe`` to stdout at once, also into a pipe."""
-    sys.stdout.write(describe(address, card, secure=secure))
-    sys.stdout.flush()
+    _say(describe(address, card, secure=secure))
 
 
 def announce_node(work: str, option: str) -> None:
     """Print what a node does, and the option by which routers find it; at once."""
-    sys.stdout.write(f"{work}; for routers: {option}\n")
-    sys.stdout.flush()
+    _say(f"{work}; for routers: {option}\n")
 
 
 def describe(address: Address, card: ModelCard, *, secure: bool = False) -> str:
@@ -66,3 +68,14 @@ def _reachable(host: str) -> str:
 def bracketed(host: str) -> str:
     """A host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
+
+
+def _say(text: str) -> None:
+    # A server whose output nobody takes (closed, or a full disk) serves all the same.
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] - typeshed knows it open
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        logger.warning("standard output cannot be written to: %s", error)

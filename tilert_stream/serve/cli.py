@@ -96,10 +96,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     :param arguments: without the program's name; by default the process's own.
     :raises SystemExit: always.
     """
+    _open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given.pop(0) if given and given[0] in ROLES else DEFAULT_ROLE
     program = _program() if name == DEFAULT_ROLE else f"{_program()} {name}"
     _command(ROLES[name])(given, prog_name=program)
+
+
+def _open_standard_streams() -> None:
+    """Keep the numbers 0 to 2 from sockets: uvloop aborts when it closes one of them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def _program() -> str:

@@ -96,11 +96,4 @@ def run(config: DecodeConfig) -> int:
         where = f"{bracketed(address[0])}:{port.port}:{address[1]}"
         announce_node("Decoding", f"--decode {where}")
 
-    return serve_until_signalled(
-        app,
-        settings,
-        config,
-        on_ready=announce,
-        on_drain=app.service.drain,
-        died=app.service.died,
-    )
+    return serve_until_signalled(app, settings, config, app.service, on_ready=announce)

@@ -44,7 +44,7 @@ DEMO_NAME: Final = "smollm2-135m-instruct"
 DEMO_SAMPLING: Final = Sampling(temperature=0.2, top_p=0.9)
 """What the model's card recommends; the GGUF file has no generation_config.json to say so."""
 LONGEST: Final = 4096
-"""Tokens of a slot where nothing else is asked for: a slot's KV cache takes memory."""
+"""Tokens of a scripted engine's slot where nothing else is asked for."""
 
 
 class Described(Protocol):
@@ -111,7 +111,7 @@ def load_front(config: WindowOptions) -> Front:
 
     tiny = config.model == TINY
     description = describe_tiny_glm5() if tiny else describe(locate(config.model))
-    longest = config.max_seq_len or min(description.max_position_embeddings, LONGEST)
+    longest = config.max_seq_len or description.default_max_seq_len
     return model_front(description, config, longest)
 
 

@@ -12,7 +12,7 @@ from tilert_stream.errors import ConfigError, EngineDied, TilertStreamError
 from tilert_stream.http import Server, ServerSettings, run_until_signalled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from anyio.abc import TaskStatus
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tilert_stream.config.request import LimitOptions
     from tilert_stream.config.server import HostOptions, HTTPOptions, LogOptions
     from tilert_stream.http.scope import Address
+    from tilert_stream.service import Service
 
 __all__ = ("begin_log", "check_host", "client_settings", "node_settings", "serve_until_signalled")
 
@@ -95,34 +96,28 @@ def serve_until_signalled(
     app: ASGIApp,
     settings: ServerSettings,
     host: HostOptions,
+    service: Service[Any],
     *,
     on_ready: Callable[[Address], None],
-    on_drain: Callable[[], None],
-    died: Callable[[], Awaitable[TilertStreamError]],
 ) -> int:
     """Serve on the chosen event loop until a signal, or until an engine dies; the exit code.
 
+    :param service: the app's own; it drains with the server, and tells of an engine's death.
     :param on_ready: called once the server listens.
-    :param on_drain: called when it begins to drain.
-    :param died: waits for the death of what the app needs; it may never come.
-    :raises ~tilert_stream.errors.TilertStreamError: as ``Server.serve``, or something else that the
-        app needs has died.
+    :raises ~tilert_stream.errors.TilertStreamError: as ``Server.serve``.
     """
     options: dict[str, Any] = {}
     if host.backend == "asyncio":
         options["use_uvloop"] = host.uvloop and find_spec("uvloop") is not None
 
     async def serve() -> int:
-        return await _serve(Server(app, settings, on_drain=on_drain), on_ready, died)
+        server = Server(app, settings, on_drain=service.drain)
+        return await _serve(server, service, on_ready)
 
     return anyio.run(serve, backend=host.backend, backend_options=options)
 
 
-async def _serve(
-    server: Server,
-    on_ready: Callable[[Address], None],
-    died: Callable[[], Awaitable[TilertStreamError]],
-) -> int:
+async def _serve(server: Server, service: Service[Any], on_ready: Callable[[Address], None]) -> int:
     failure: TilertStreamError | None = None
     async with anyio.create_task_group() as tasks:
 
@@ -136,7 +131,7 @@ async def _serve(
             failure = error
         else:
             on_ready(addresses[0])
-            failure = await died()
+            failure = await service.died()
             logger.critical("%s", failure.message)
             server.drain(at_once=True)
     if isinstance(failure, EngineDied):

@@ -65,11 +65,4 @@ def run(config: PrefillConfig) -> int:
         where = f"http://{bracketed(address[0])}:{address[1]}"
         announce_node("Prefilling", f"--prefill {where}")
 
-    return serve_until_signalled(
-        app,
-        settings,
-        config,
-        on_ready=announce,
-        on_drain=app.service.drain,
-        died=app.service.died,
-    )
+    return serve_until_signalled(app, settings, config, app.service, on_ready=announce)

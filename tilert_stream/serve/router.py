@@ -111,11 +111,4 @@ def _work(config: RouterConfig, settings: ServerSettings, ready: Callable[[], No
 def _serve(
     app: App, config: RouterConfig, settings: ServerSettings, on_ready: Callable[[Address], None]
 ) -> int:
-    return serve_until_signalled(
-        app,
-        settings,
-        config,
-        on_ready=on_ready,
-        on_drain=app.service.drain,
-        died=app.service.died,
-    )
+    return serve_until_signalled(app, settings, config, app.service, on_ready=on_ready)

@@ -85,7 +85,7 @@ def build(
         torch.set_num_threads(threads)
     name = TINY_GLM5_NAME if path == TINY_GLM5 else None
     checkpoint = GLMCheckpoint.load(path, dtype=torch.float32, device=_device(device), name=name)
-    longest = checkpoint.max_position_embeddings if max_seq_len is None else max_seq_len
+    longest = checkpoint.default_max_seq_len if max_seq_len is None else max_seq_len
     check_window(checkpoint, longest)
     return Built(checkpoint, longest, slots, ar_steps, drafts, cache_dtype)
 

@@ -19,7 +19,16 @@ from .mla_nsa_model import INDEXER, LATENT, ROPE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ("CachedKV", "ImportedKV", "WirePlanes", "import_planes", "import_rope", "refuse_nan")
+__all__ = (
+    "CachedKV",
+    "ImportedKV",
+    "WirePlanes",
+    "import_keys",
+    "import_latents",
+    "import_planes",
+    "import_rope",
+    "refuse_nan",
+)
 
 
 class WirePlanes(NamedTuple):

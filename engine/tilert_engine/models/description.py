@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tilert_stream.events import Sampling
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .config import ModelConfig
 
 __all__ = ("ModelDescription",)
+
+_LONGEST: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,14 @@ class ModelDescription:
     def max_position_embeddings(self) -> int:
         """Positions that the model was trained for."""
         return self.config.max_position_embeddings
+
+    @property
+    def default_max_seq_len(self) -> int:
+        """Tokens of a slot where nothing else is asked for: a slot's KV cache takes memory.
+
+        A router and its nodes must come to the same number, each by itself.
+        """
+        return min(self.max_position_embeddings, _LONGEST)
 
     @property
     def add_bos(self) -> bool:

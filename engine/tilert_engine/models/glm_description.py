@@ -42,6 +42,14 @@ class GLMDescription:
         return self.config.max_position_embeddings
 
     @property
+    def default_max_seq_len(self) -> int:
+        """Tokens of a slot where nothing else is asked for.
+
+        A router and its nodes must come to the same number, each by itself.
+        """
+        return self.max_position_embeddings
+
+    @property
     def cached(self) -> MlaNsaModel:
         """What a KV layout is made of."""
         config = self.config

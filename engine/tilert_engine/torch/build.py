@@ -26,7 +26,6 @@ _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_DEFAULT_MAX_SEQ_LEN: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def build(
         torch.set_num_threads(threads)
     checkpoint = load(path, dtype=_dtype(dtype, target), device=target)
     if max_seq_len is None:
-        max_seq_len = min(checkpoint.max_position_embeddings, _DEFAULT_MAX_SEQ_LEN)
+        max_seq_len = checkpoint.default_max_seq_len
     if ar_steps is None:
         ar_steps = 8 if target.type == "cuda" else 1
     check_window(checkpoint, max_seq_len)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ssl
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -277,7 +278,22 @@ class HTTPClient:
 def _request(
     origin: Origin, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
 ) -> Request:
-    fields = [("host", origin.netloc), *headers]
+    head, rendered = _head(origin, method, target, tuple(headers))
     if body or method not in IDEMPOTENT:
-        fields.append(("content-length", str(len(body))))
-    return Request(h11.Request(method=method, target=origin.prefix + target, headers=fields), body)
+        return Request(head, b"%bcontent-length: %d\r\n\r\n%b" % (rendered, len(body), body))
+    return Request(head, rendered + b"\r\n")
+
+
+@lru_cache(maxsize=256)
+def _head(
+    origin: Origin, method: str, target: str, headers: tuple[tuple[str, str], ...]
+) -> tuple[h11.Request, bytes]:
+    """A request's head, checked, and its bytes up to where its last header ends.
+
+    A router asks the same few things again and again: checking each header once is enough.
+    """
+    head = h11.Request(
+        method=method, target=origin.prefix + target, headers=[("host", origin.netloc), *headers]
+    )
+    rendered = h11.Connection(h11.CLIENT).send(head)
+    return head, rendered.removesuffix(b"\r\n")

@@ -30,12 +30,16 @@ __all__ = ("ClientConnection", "Head", "Request")
 INTERIM_MAX: Final = 16
 """Answers of the 1xx kind that may come before the real one."""
 
+_END: Final = h11.EndOfMessage()
+
 
 class Request(NamedTuple):
-    """A request, checked and not yet framed."""
+    """A request, checked and framed."""
 
     head: h11.Request
-    body: bytes
+    """What h11 is told of it: how an answer is framed depends on the method alone."""
+    data: bytes
+    """All of its bytes."""
 
 
 class Head(NamedTuple):
@@ -109,7 +113,9 @@ class ClientConnection:
         self.answered = False
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=max_header_bytes)
         try:
-            unsent = await self._write(_render(parser, request))
+            parser.send(request.head)
+            parser.send(_END)
+            unsent = await self._write(request.data)
             with anyio.move_on_after(head_timeout):
                 head = await self._read_head(
                     parser, unsent, bodiless=request.head.method == b"HEAD"
@@ -199,11 +205,6 @@ class ClientConnection:
             ) from error
         self._ended = not data
         return data
-
-
-def _render(parser: h11.Connection, request: Request) -> bytes:
-    events = (request.head, h11.Data(data=request.body), h11.EndOfMessage())
-    return b"".join(filter(None, map(parser.send, events)))
 
 
 def _head(response: h11.Response, left: bytes, *, bodiless: bool) -> Head:

@@ -63,10 +63,12 @@ def make_reader(sock: socket.socket) -> Reader:
 
 
 class _RegisteredReader:
-    __slots__ = ("_failure", "_loop", "_parking", "_pieces", "_registered", "_size", "_sock")
+    __slots__ = ("_failure", "_fd", "_loop", "_parking", "_pieces", "_registered", "_size", "_sock")
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._sock = sock
+        # Not the socket: the selector looks for it first, and describes in words what it has not.
+        self._fd = sock.fileno()
         self._loop = loop
         self._parking = make_parking()
         self._registered = False
@@ -80,7 +82,7 @@ class _RegisteredReader:
                 raise self._failure
             if not self._registered:
                 self._registered = True
-                self._loop.add_reader(self._sock, self._read)
+                self._loop.add_reader(self._fd, self._read)
             await self._parking.park()
         pieces, self._pieces = self._pieces, []
         self._size = 0
@@ -107,7 +109,7 @@ class _RegisteredReader:
     def rest(self) -> bool:
         if self._registered:
             self._registered = False
-            self._loop.remove_reader(self._sock)
+            self._loop.remove_reader(self._fd)
         return not self._pieces
 
     def close(self) -> None:

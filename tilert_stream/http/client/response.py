@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.lowlevel
 
 from .errors import UpstreamClosed, UpstreamInvalid, UpstreamTimeout
 
@@ -69,20 +68,24 @@ class Response:
                     raise UpstreamClosed(
                         f"{self.label} closed the connection in the middle of its answer"
                     )
-            data, self._left = self._left, b""
-            try:
-                content = self._body.feed(data)
-            except UpstreamInvalid as error:
-                raise UpstreamInvalid(f"the answer of {self.label} is broken: {error}") from error
+            content = self._feed()
             if content:
                 return content
+
+    def _feed(self) -> bytes:
+        """The content of what has been read."""
+        data, self._left = self._left, b""
+        try:
+            return self._body.feed(data)
+        except UpstreamInvalid as error:
+            raise UpstreamInvalid(f"the answer of {self.label} is broken: {error}") from error
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Iterate over the pieces, as ``receive`` gives them."""
         return _Chunks(self)
 
     async def read(self, limit: int, *, within: float | None = None) -> bytes:
-        """The body, to its end. Always a checkpoint.
+        """The body, to its end. A checkpoint only where it has to wait.
 
         :param limit: bytes; more is refused.
         :param within: seconds for all of it.
@@ -90,15 +93,22 @@ class Response:
         :raises UpstreamTimeout: it did not come in time.
         :raises UpstreamClosed: the connection ended before the body.
         """
-        await anyio.lowlevel.checkpoint()
         body = bytearray()
+        if self._left:
+            # A short answer has come with its head: it needs no timer.
+            self._add(body, self._feed(), limit)
+        if self._body.complete:
+            return bytes(body)
         with anyio.move_on_after(within):
             while piece := await self.receive():
-                body += piece
-                if len(body) > limit:
-                    raise UpstreamInvalid(f"the answer of {self.label} is over {limit} bytes")
+                self._add(body, piece, limit)
             return bytes(body)
         raise UpstreamTimeout(f"the answer of {self.label} was not complete after {within:g} s")
+
+    def _add(self, body: bytearray, piece: bytes, limit: int) -> None:
+        body += piece
+        if len(body) > limit:
+            raise UpstreamInvalid(f"the answer of {self.label} is over {limit} bytes")
 
     def close(self) -> None:
         """Give the connection back, or close it if the body has not been read. Idempotent."""

@@ -92,6 +92,13 @@ class NodeCourier:
         """As the contract."""
         return self._transport.view(self._region)
 
+    async def meet(self, destination: Destination) -> None:
+        """Connect to a decode node, if that has not been done.
+
+        :raises ~tilert_stream.errors.TilertStreamError: it does not answer, or does not fit.
+        """
+        await self._node(destination)
+
     async def deliver(self, parcel: Parcel) -> None:
         """As the contract."""
         node = await self._node(parcel.destination)

@@ -81,7 +81,7 @@ def _grant(params: Mapping[str, object]) -> Grant | None:
     if not any(key in params for key in _GRANT):
         return None
     request, incarnation = params.get(_REQUEST), params.get(_INCARNATION)
-    if not isinstance(request, str) or not request:
+    if not isinstance(request, str) or not request or not request.isprintable():
         _refuse(_REQUEST, request, "the router's id of the request")
     if not isinstance(incarnation, str) or not incarnation:
         _refuse(_INCARNATION, incarnation, "the decode node's incarnation")

@@ -60,6 +60,13 @@ class Landing:
         """
         self._reservations.renew(self.granted.generation)
 
+    def claim(self) -> None:
+        """End the lease: the request has come, and waits for as long as it may itself.
+
+        :raises GrantGone: it is over.
+        """
+        self._reservations.claim(self.granted.generation)
+
     def release(self, reason: str) -> None:
         """Give the region back, in any state. Idempotent; who waits is told."""
         self._outcome.fail(

@@ -94,6 +94,8 @@ class Reservation:
     dies_at: float
     """However often it is renewed, it never lives longer."""
     state: State = State.RESERVED
+    claimed: bool = False
+    """Its request has come, and sees to its end."""
     writers: dict[int, Writer] = field(default_factory=dict[int, Writer])
     """By rank."""
 
@@ -109,7 +111,7 @@ class Reservation:
     @property
     def is_leased(self) -> bool:
         """Whether it expires."""
-        return not self.is_over and self.state is not State.TAKEN
+        return not (self.is_over or self.claimed or self.state is State.TAKEN)
 
     @property
     def may_be_written(self) -> bool:

@@ -137,6 +137,16 @@ class Reservations:
             raise GrantGone(f"grant {generation} has expired or was released; reserve again")
         self.prolong(held)
 
+    def claim(self, generation: int) -> None:
+        """End a reservation's lease: from now on it lives until ``release``.
+
+        :raises GrantGone: it is over.
+        """
+        held = self.living(generation)
+        if held is None:
+            raise GrantGone(f"grant {generation} has expired or was released; reserve again")
+        held.claimed = True
+
     def take(self, generation: int) -> Landed:
         """Take what has landed, to read it: once. Its region is held until ``release``.
 

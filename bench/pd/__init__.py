@@ -1,0 +1,1 @@
+"""The router beside its floor and its peers: ``python -m bench.pd``."""
