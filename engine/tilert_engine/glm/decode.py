@@ -91,6 +91,11 @@ class GLMDecode:
         ]
         self._open: dict[int, GLMSequence] = {}
 
+    @property
+    def busy(self) -> int:
+        """Sequences that are open."""
+        return len(self._open)
+
     @torch.inference_mode()
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /

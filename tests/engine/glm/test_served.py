@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import anyio
 import pytest
 
 from tests.engine.glm.asking import Answer, decode, prefill
+from tests.engine.glm.make_greedy import QUESTIONS
 from tests.pd.cluster import Cluster
 from tilert_engine.layouts.abc import differences
+from tilert_engine.models import describe_tiny_glm5
 from tilert_stream.config import RouterConfig, ServeConfig
 from tilert_stream.errors import ConfigError
 from tilert_stream.events import Limits
 from tilert_stream.serve import router
 from tilert_stream.serve.front import Front, load_front
 from tilert_stream.serve.models import Model, load_model
+from tilert_transports.nixl_binding import installed
+from tilert_transports.registry import load
 
 CONFIG = ServeConfig(model="tiny-glm5", max_seq_len=256, threads=1)
+needs_nixl = pytest.mark.skipif(not installed(), reason="no NIXL wheel")
+for each in ("shm", "tcp", *(["nixl"] if installed() else [])):
+    load(each)  # before any event loop runs: importing reads files
 HELLO = "Hello! Ask me what a word means, and I will explain it."
 
 
@@ -40,19 +48,67 @@ def test_the_router_sees_the_same_front(models: tuple[Model, Model], front: Fron
     assert (front.card.max_seq_len, card.max_seq_len) == (2048, 256)
 
 
-@pytest.mark.parametrize("transport", ["memory", "shm", "tcp"])
-async def test_divided_between_nodes(
-    models: tuple[Model, Model],
-    front: Front,
-    transport: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # A cluster makes its router inside the loop, where no file may be read.
+@pytest.fixture
+def router_front(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a cluster's router takes: it is made inside the loop, where no file may be read."""
+
     def loaded(_config: RouterConfig) -> Front:
         return front
 
     monkeypatch.setattr(router, "load_front", loaded)
-    cluster = Cluster(prefill_model=models[0], decode_models=[models[1]], transport=transport)
+
+
+def variant(with_mtp: bool, ar_steps: int) -> Model:
+    return load_model(replace(CONFIG, with_mtp=with_mtp), slots=1, ar_steps=ar_steps)
+
+
+@pytest.fixture
+def told(answers: list[Answer]) -> list[tuple[Answer, str]]:
+    """What undivided engines say to each question, and its text."""
+    tokenizer = describe_tiny_glm5().tokenizer
+    fp8 = [answer for answer in answers if answer.cache][: len(QUESTIONS)]
+    return [(answer, tokenizer.decode(answer.ids)) for answer in fp8]
+
+
+@pytest.mark.usefixtures("router_front")
+@pytest.mark.parametrize(
+    ("transport", "with_mtp", "ar_steps"),
+    [
+        ("memory", True, 8),
+        ("memory", True, 64),
+        ("memory", False, 1),
+        ("memory", False, 8),
+        ("shm", True, 1),
+        ("tcp", True, 1),
+        pytest.param("nixl", True, 1, marks=needs_nixl),
+    ],
+)
+async def test_the_stored_answers_divided_between_nodes(
+    models: tuple[Model, Model],
+    told: list[tuple[Answer, str]],
+    transport: str,
+    with_mtp: bool,
+    ar_steps: int,
+) -> None:
+    decoding = await anyio.to_thread.run_sync(variant, with_mtp, ar_steps)
+    cluster = Cluster(prefill_model=models[0], decode_models=[decoding], transport=transport)
+    async with cluster.running():
+        for question, (expected, text) in zip(QUESTIONS, told, strict=True):
+            assert min(expected.margins) > 1e-3, "a near-tie might go either way"
+            answer = await cluster.ask(
+                messages=[{"role": "user", "content": question}],
+                max_tokens=len(expected.ids),
+                ignore_eos=True,
+                temperature=0,
+            )
+            assert (answer.status, answer.finish_reason) == (200, "length"), answer.message
+            assert answer.text == text
+        await cluster.idle()
+
+
+@pytest.mark.usefixtures("router_front")
+async def test_a_stop_token_ends_a_divided_answer(models: tuple[Model, Model]) -> None:
+    cluster = Cluster(prefill_model=models[0], decode_models=[models[1]], transport="memory")
     asked = [{"role": "user", "content": "Hello"}]
     async with cluster.running():
         answer = await cluster.ask(
