@@ -5,6 +5,7 @@ All that a router needs of the model that others compute.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from dataclasses import dataclass
@@ -32,11 +33,15 @@ __all__ = (
     "Described",
     "Front",
     "byte_front",
+    "choose",
     "load_front",
     "locate",
     "model_front",
 )
 
+logger = logging.getLogger(__name__)
+
+AUTO: Final = "auto"
 DEMO: Final = "demo"
 TINY: Final = "tiny-glm5"
 BYTES: Final = "bytes"
@@ -97,6 +102,23 @@ class Front:
 
     card: ModelCard
     tokenizer: TextTokenizer
+
+
+def choose(model: str) -> str:
+    """``model``; for ``auto``, the best that is here: nothing is fetched, and nothing can fail.
+
+    Of one process only: a router and its nodes must be told the same model.
+    """
+    if model != AUTO:
+        return model
+    if demo_model.locate() is not None:
+        return DEMO
+    logger.info(
+        "serving %s, which is shipped: SmolLM2-135M is not in the cache; this brings it: %s",
+        TINY,
+        demo_model.COMMAND,
+    )
+    return TINY
 
 
 def load_front(config: WindowOptions) -> Front:
