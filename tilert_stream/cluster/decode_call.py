@@ -104,7 +104,9 @@ class DecodeCall:
         """
         if not self._stock:
             length = len(request.prompt_ids) + request.limits.max_tokens
-            asked = {"rid": request.id, "max_len": length, "layout": layout}
+            asked: dict[str, object] = {"rid": request.id, "max_len": length, "layout": layout}
+            if request.sampling.min_p > 0:
+                asked["needs"] = ["min_p"]
             status, body, after = await self._post("/pd/reserve", asked)
             if status == 200:
                 return self._grant(body, request.id)

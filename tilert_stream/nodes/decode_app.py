@@ -139,7 +139,7 @@ class DecodeApp:
         found = () if asked.layout is None else differences(self._layout, asked.layout)
         if found:
             raise LayoutRefused("; ".join(map(str, found)))
-        granted = await self.node.promise(asked.rid, asked.max_len)
+        granted = await self.node.promise(asked.rid, asked.max_len, asked.needs or ())
         answer = {
             "rid": granted.request,
             "incarnation": granted.incarnation,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from anyio import move_on_after
 
-from tilert_engine.layouts.landed import LandedKV
+from tilert_engine.layouts.landed import LandedKV, LimitedEngine
 from tilert_stream.cluster.admission import Admission
-from tilert_stream.errors import ContextLengthExceeded, KVTimeout
+from tilert_stream.errors import ContextLengthExceeded, KVTimeout, UnsupportedParameter
 from tilert_stream.events import (
     Finished,
     GenerateRequest,
@@ -34,7 +34,7 @@ from tilert_stream.lifecycle import CLOCK
 from tilert_transports.control.errors import GrantGone, RequestInUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from tilert_engine.decode_worker import DecodeJob, DecodeWorker
     from tilert_stream.cluster.admission import Ticket
@@ -98,15 +98,18 @@ class DecodeNode(Generic[SequenceT]):
 
     # --- what routers ask --------------------------------------------------------------------
 
-    async def promise(self, request: str, max_tokens: int) -> Granted:
+    async def promise(self, request: str, max_tokens: int, needs: Collection[str] = ()) -> Granted:
         """Hold a slot and a landing region for ``request``.
 
         :param max_tokens: prompt and answer together.
+        :param needs: request fields that not every engine can follow.
+        :raises ~tilert_stream.errors.UnsupportedParameter: this one lacks one of them.
         :raises ~tilert_stream.errors.Busy: no slot or no region is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises ~tilert_transports.control.errors.RequestInUse: a live request has this id.
         """
         self._check_length(max_tokens)
+        self._check_needs(needs)
         # Its landing region is free again while it decodes: the regions know it no more.
         if request in self.requests:
             raise RequestInUse(f"request {request} already holds a slot here")
@@ -216,6 +219,17 @@ class DecodeNode(Generic[SequenceT]):
             raise ContextLengthExceeded(
                 f"prompt and answer have {length} tokens, the window of this decode node is"
                 f" {longest} (--max-seq-len): shorten the prompt or lower max_tokens"
+            )
+
+    def _check_needs(self, needs: Collection[str]) -> None:
+        engine = self._worker.engine
+        if not isinstance(engine, LimitedEngine):
+            return
+        lacking = sorted(engine.lacks.intersection(needs))
+        if lacking:
+            raise UnsupportedParameter(
+                f"{lacking[0]} is set, and this decode node's engine has none; leave it out",
+                param=lacking[0],
             )
 
     async def decode(self, ready: KVReady, scope: RequestScope) -> None:

@@ -39,6 +39,8 @@ class ReserveBody(WireModel):
     """Tokens of prompt and answer together."""
     layout: dict[str, str | int | bool] | None = None
     """Prefill's KV layout, field by field, where the router knows it."""
+    needs: list[str] | None = None
+    """Request fields that the engine must be able to follow, and not every engine is."""
 
 
 class RenewBody(WireModel):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .abc import KVLayout
 
-__all__ = ("LandedKV", "LandingDecode", "ToldEngine")
+__all__ = ("LandedKV", "LandingDecode", "LimitedEngine", "ToldEngine")
 
 SequenceT = TypeVar("SequenceT")
 
@@ -47,6 +47,16 @@ class ToldEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class LimitedEngine(Protocol):
+    """An engine that cannot draw in every way that a request can ask for."""
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The request fields that it cannot follow: ``min_p``."""
+        ...
+
+
 class LandingDecode(Generic[SequenceT]):
     """A ``DecodeEngine`` that takes ``LandedKV`` in place of its own KV object."""
 
@@ -63,6 +73,11 @@ class LandingDecode(Generic[SequenceT]):
     def max_seq_len(self) -> int:
         """As the engine's."""
         return self._engine.max_seq_len
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The request fields that the engine cannot follow."""
+        return self._engine.lacks if isinstance(self._engine, LimitedEngine) else frozenset()
 
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /

@@ -99,6 +99,11 @@ class TileRTDecode:
             )
         return longest if asked is None else min(asked, longest)
 
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The request fields that TileRT cannot follow."""
+        return frozenset({"min_p"})
+
     def told(self, kv: object, last_token: int, /) -> TileRTKV:
         """``kv`` with the prompt's last token, for MTP's opening step.
 
