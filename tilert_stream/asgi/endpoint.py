@@ -46,10 +46,10 @@ class Endpoint:
         """Serve one request."""
         started = False
 
-        async def watched(message: Message) -> None:
+        def watched(message: Message) -> Awaitable[None]:
             nonlocal started
             started = True
-            await send(message)
+            return send(message)
 
         try:
             await self._handler(scope["method"])(scope, receive, watched)

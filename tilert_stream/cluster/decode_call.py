@@ -123,6 +123,8 @@ class DecodeCall:
                 },
                 "layout": layout,
             }
+            if request.sampling.min_p > 0:
+                asked["needs"] = ["min_p"]
             if wait:
                 asked["wait_s"] = wait
             status, body, after = await self._post("/pd/reserve", asked, wait=wait)

@@ -273,7 +273,16 @@ class Exchange:
             raise ASGIViolation(f"{message['type']!r} was sent after the end of the answer.")
         kind: str = message["type"]
         if kind == "http.response.body":
-            await self._send_body(message.get("body", b""), more=message.get("more_body", False))
+            body: bytes = message.get("body", b"")
+            more: bool = message.get("more_body", False)
+            data = self._framed(body, more=more)
+            if data:
+                self.head_left = True
+                await self._write(data)
+                if self._framing != "none":
+                    self._record.sent += len(body)
+            if not more:
+                self._end()
         elif kind == "http.response.start":
             self._start(message)
         else:
@@ -284,29 +293,23 @@ class Exchange:
             raise ASGIViolation("'http.response.start' was sent twice.")
         self._head = AnswerHead(message)
 
-    async def _send_body(self, body: bytes, *, more: bool) -> None:
+    def _framed(self, body: bytes, *, more: bool) -> bytes:
         if self._framing == "chunked":
-            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            if not more:
-                data += LAST_CHUNK
-        elif self._head is None:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return chunk if more else chunk + LAST_CHUNK
+        if self._head is None:
             raise ASGIViolation("'http.response.body' was sent before 'http.response.start'.")
-        else:
-            head = self._render(self._head) if self._framing is None else b""
-            data = head + self._frame(body, more=more)
-        if data:
-            self.head_left = True
-            await self._write(data)
-            if self._framing != "none":
-                self._record.sent += len(body)
-        if not more:
-            if self._conn.our_state is h11.SEND_BODY:
-                self._conn.send(h11.EndOfMessage())
-            self.complete = True
-            if self._conn.our_state is h11.MUST_CLOSE:
-                # The app may go on for long (background tasks); the client is not to wait for it.
-                end_output(self._sock)
-            self._notify()
+        head = self._render(self._head) if self._framing is None else b""
+        return head + self._counted(body, more=more)
+
+    def _end(self) -> None:
+        if self._conn.our_state is h11.SEND_BODY:
+            self._conn.send(h11.EndOfMessage())
+        self.complete = True
+        if self._conn.our_state is h11.MUST_CLOSE:
+            # The app may go on for long (background tasks); the client is not to wait for it.
+            end_output(self._sock)
+        self._notify()
 
     def _render(self, head: AnswerHead) -> bytes:
         # The client may still be sending a body that the app does not want, and could take the
@@ -317,7 +320,7 @@ class Exchange:
         self._record.request_id = head.request_id or self._record.request_id
         return rendered
 
-    def _frame(self, body: bytes, *, more: bool) -> bytes:
+    def _counted(self, body: bytes, *, more: bool) -> bytes:
         framed = b""
         if body and self._framing != "none":
             framed = self._conn.send(h11.Data(data=body))
@@ -325,7 +328,9 @@ class Exchange:
 
     async def _write(self, data: bytes) -> None:
         try:
-            await self._writer.write(data)
+            rest = self._writer.begin(data)
+            if rest is not None:
+                await self._writer.finish(rest)
         except ClientGone as error:
             self._leave(error)
             raise

@@ -144,6 +144,7 @@ class DecodeApp:
             self.node.promise,
             asked.rid,
             asked.max_len,
+            needs=asked.needs or (),
             wait=wait,
             prompt=None if asked.prompt is None else _identity(asked.prompt),
             attempt=asked.attempt,

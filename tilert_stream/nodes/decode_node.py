@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from anyio import move_on_after
 
-from tilert_engine.layouts.landed import LandedKV
+from tilert_engine.layouts.landed import LandedKV, LimitedEngine
 from tilert_stream.cluster.admission import Admission
-from tilert_stream.errors import ContextLengthExceeded, KVTimeout
+from tilert_stream.errors import ContextLengthExceeded, KVTimeout, UnsupportedParameter
 from tilert_stream.events import (
     GenerateRequest,
     KVReady,
@@ -35,7 +35,7 @@ from tilert_transports.control.errors import GrantGone, RequestInUse
 from .recent import Recent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from tilert_engine.decode_worker import DecodeJob, DecodeWorker
     from tilert_stream.cluster.admission import Ticket
@@ -115,6 +115,7 @@ class DecodeNode(Generic[SequenceT]):
         request: str,
         max_tokens: int,
         *,
+        needs: Collection[str] = (),
         wait: float = 0,
         prompt: PromptIdentity | None = None,
         attempt: int | None = None,
@@ -122,15 +123,18 @@ class DecodeNode(Generic[SequenceT]):
         """Hold a slot and a landing region for ``request``.
 
         :param max_tokens: prompt and answer together.
+        :param needs: request fields that not every engine can follow.
         :param wait: seconds that it may stand in line for a slot, behind other routers' requests.
         :param prompt: the only one whose KV cache may land; None: any.
         :param attempt: the router's name of this call, by which it can be given up.
+        :raises ~tilert_stream.errors.UnsupportedParameter: the engine lacks one of ``needs``.
         :raises ~tilert_stream.errors.Busy: no slot or no region is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises ~tilert_transports.control.errors.RequestInUse: a live request has this id.
         :raises ~tilert_transports.control.errors.GrantGone: it was given up before it came.
         """
         self._check_length(max_tokens)
+        self._check_needs(needs)
         self._check_unknown(request)
         ticket = await self.admission.acquire(wait)
         try:
@@ -243,7 +247,7 @@ class DecodeNode(Generic[SequenceT]):
         order.times["landed"] = CLOCK()
         scope.usage = PromptUsage(landed.tokens)
         self._check_length(landed.tokens + order.limits.max_tokens)
-        kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums)
+        kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums, landed.last_token)
         job = self._worker.open(
             promise.ticket.slot,
             kv,
@@ -272,6 +276,17 @@ class DecodeNode(Generic[SequenceT]):
             raise ContextLengthExceeded(
                 f"prompt and answer have {length} tokens, the window of this decode node is"
                 f" {longest} (--max-seq-len): shorten the prompt or lower max_tokens"
+            )
+
+    def _check_needs(self, needs: Collection[str]) -> None:
+        engine = self._worker.engine
+        if not isinstance(engine, LimitedEngine):
+            return
+        lacking = sorted(engine.lacks.intersection(needs))
+        if lacking:
+            raise UnsupportedParameter(
+                f"{lacking[0]} is set, and this decode node's engine has none; leave it out",
+                param=lacking[0],
             )
 
     async def decode(self, ready: KVReady, scope: RequestScope) -> None:

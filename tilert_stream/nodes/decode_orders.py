@@ -54,6 +54,8 @@ class ReserveBody(WireModel):
     """Prefill's KV layout, field by field, where the router knows it."""
     wait_s: float | None = Field(default=None, ge=0)
     """Seconds that the answer may wait for a slot to come free."""
+    needs: list[str] | None = None
+    """Request fields that the engine must be able to follow, and not every engine is."""
 
 
 class RenewBody(WireModel):

@@ -47,8 +47,8 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
     port = LandingPort(
         model.layout,
         transport=config.transport,
-        slots=config.slots,
-        regions=config.regions or config.slots + SPARE_REGIONS,
+        slots=model.decode.slots,
+        regions=config.regions or model.decode.slots + SPARE_REGIONS,
         host=config.host,
         port=config.ctrl_port,
         key=key,
@@ -83,7 +83,14 @@ def run(config: DecodeConfig) -> int:
     check_host(config)
     settings = node_settings(config, port=config.http_port, access_log=config.access_log)
     cluster_key(config)  # a wrong one is told before a model is loaded
-    model = load_model(config, slots=config.slots, ar_steps=config.ar_steps, senders=config.senders)
+    model = load_model(
+        config,
+        slots=config.slots,
+        ar_steps=config.ar_steps,
+        senders=config.senders,
+        weights=config.model_weights_dir,
+        prefills=False,
+    )
     app, port = build_decode(config, model)
 
     def announce(address: Address) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from tilert_engine.accounting import Ledger
+from tilert_engine.chains import DEFAULT_AR_STEPS, ChainPlanner
 from tilert_stream.errors import ConfigError, EngineFault
-from tilert_stream.events import Harvest, TokenBatch
 
 from .kv_cache import KVCache
 from .llama import KVBuffer, Llama
@@ -21,7 +22,7 @@ from .prefill import check_window
 from .sampler import Sampler
 
 if TYPE_CHECKING:
-    from tilert_stream.events import Limits, Sampling
+    from tilert_stream.events import Harvest, Limits, Sampling
 
     from .checkpoint import Checkpoint
 
@@ -33,7 +34,8 @@ class DecodeSequence:
     """One sequence in a slot."""
 
     slot: int
-    limits: Limits
+    ledger: Ledger
+    """Its tokens and steps, counted."""
     sampler: Sampler
     buffer: KVBuffer
     """The slot's region."""
@@ -41,8 +43,6 @@ class DecodeSequence:
     """Positions in ``buffer`` that are this sequence's."""
     last: torch.Tensor
     """The newest token, ``[1]``: not yet in ``buffer``."""
-    emitted: int = 1
-    over: bool = False
 
 
 class TorchDecode:
@@ -50,20 +50,24 @@ class TorchDecode:
 
     :param slots: sequences that can be open at once; each has ``max_seq_len`` positions of KV.
     :param max_seq_len: tokens of prompt and answer together.
-    :param ar_steps: the longest chain, in tokens.
+    :param ar_steps: the longest chain, in steps of one token.
     :raises ~tilert_stream.errors.ConfigError: a parameter that is out of range.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, *, slots: int, max_seq_len: int, ar_steps: int = 8
+        self,
+        checkpoint: Checkpoint,
+        *,
+        slots: int,
+        max_seq_len: int,
+        ar_steps: int = DEFAULT_AR_STEPS,
     ) -> None:
         check_window(checkpoint, max_seq_len)
-        for name, value in (("slots", slots), ("ar_steps", ar_steps)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if slots < 1:
+            raise ConfigError(f"slots is {slots}; it must be at least 1")
         self.slots = slots
         self.max_seq_len = max_seq_len
-        self._ar_steps = ar_steps
+        self._planner = ChainPlanner(ar_steps)
         self._name = checkpoint.name
         self._llama = Llama(checkpoint, max_seq_len)
         self._cache = self._llama.buffer(slots, positions=max_seq_len)
@@ -92,7 +96,7 @@ class TorchDecode:
         region.values[:, :, : cache.seq_len].copy_(cache.values)
         sequence = DecodeSequence(
             slot=slot,
-            limits=limits,
+            ledger=Ledger(limits),
             sampler=Sampler(sampling),
             buffer=region,
             length=cache.seq_len,
@@ -110,19 +114,17 @@ class TorchDecode:
         """
         if self._open.get(sequence.slot) is not sequence:
             raise RuntimeError("this sequence is closed")
-        if sequence.over:
+        if sequence.ledger.finished is not None:
             raise RuntimeError("this sequence has finished; close it")
         ids, peaks = self._run_chain(sequence)
-        count, finished = sequence.limits.cut(ids, sequence.emitted)
-        if not all(math.isfinite(peak) for peak in peaks[:count]):
+        harvest = sequence.ledger.take(ids, [1] * len(ids))
+        consumed = peaks[: len(harvest.batch.ids)]
+        if not all(math.isfinite(peak) for peak in consumed):
             raise EngineFault(
-                f"the highest logits are {peaks[:count]}, not all finite: the weights or the dtype "
+                f"the highest logits are {consumed}, not all finite: the weights or the dtype "
                 "overflow; try another dtype"
             )
-        sequence.emitted += count
-        sequence.over = finished is not None
-        stopped = finished is not None and finished.reason == "stop"
-        return Harvest(TokenBatch(tuple(ids[:count]), ends_with_stop=stopped), finished)
+        return harvest
 
     def close(self, sequence: DecodeSequence, /) -> None:
         """Free the slot.
@@ -134,8 +136,9 @@ class TorchDecode:
         del self._open[sequence.slot]
 
     def _run_chain(self, sequence: DecodeSequence) -> tuple[list[int], list[float]]:
-        limits = sequence.limits
-        steps = min(self._ar_steps, limits.max_tokens - sequence.emitted)
+        ledger = sequence.ledger
+        limits = ledger.limits
+        steps = self._planner.length(ledger.remaining)
         # Where a read costs nothing, a chain can end at its stop token; elsewhere it would cost a
         # synchronisation a token.
         ends = (
@@ -145,7 +148,7 @@ class TorchDecode:
         )
         made = 0
         for made in range(1, steps + 1):
-            index = sequence.emitted + made - 1
+            index = ledger.emitted + made - 1
             hidden = self._llama.hidden(sequence.last, sequence.length, sequence.buffer)
             sequence.length += 1
             drawn, peak = sequence.sampler.draw(

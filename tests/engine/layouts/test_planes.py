@@ -151,7 +151,7 @@ def test_kv_06_each_differing_field_is_named_with_both_values_and_the_flag() -> 
     assert differences(ours.describe(), ours.sized(7).describe()) == ()
     assert [str(found) for found in differences(ours.describe(), theirs.describe())] == [
         "dtype: ours is float32, theirs bfloat16; give both nodes the same --dtype"
-        " (--kv-cache-dtype on vLLM)",
+        " (--kv-cache-dtype for MLA models, and on vLLM)",
         "senders: ours is 1, theirs 2;"
         " give the decode node as --senders the number of prefill's ranks that send:"
         " --tensor-parallel-size, or the model's key/value heads if they are fewer",

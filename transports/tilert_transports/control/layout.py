@@ -57,7 +57,7 @@ _FIXES: Final[Mapping[str, str]] = {
         "serve the same model under the same name on both nodes (--model; on vLLM also the option"
         " 'model' of kv_connector_extra_config)"
     ),
-    "dtype": "give both nodes the same --dtype (--kv-cache-dtype on vLLM)",
+    "dtype": "give both nodes the same --dtype (--kv-cache-dtype for MLA models, and on vLLM)",
     "block_size": "give both nodes the same --block-size",
     "layers": _SAME_MODEL,
     "draft_layers": (
