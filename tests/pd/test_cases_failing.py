@@ -39,7 +39,7 @@ class SlowlyPacked(ScriptedLayout):
 class TwoSenders(SlowlyPacked):
     """Two ranks send; a prefill node of ours is the first of them."""
 
-    sender_ranks = (0, 1)
+    sender_ranks: tuple[int, ...] = (0, 1)
 
     def describe(self) -> Description:
         return {**super().describe(), "senders": 2}
