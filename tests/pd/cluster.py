@@ -25,7 +25,7 @@ from tilert_stream.serve.router import build_router
 from tilert_transports.registry import load
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from starlette.types import ASGIApp
@@ -221,12 +221,16 @@ class Cluster:
             await anyio.lowlevel.checkpoint()
 
 
-async def read(response: Response) -> Answer:
-    """Read to the end, or to the cut."""
+async def read(response: Response, seen: Callable[[bytes], object] = bytes) -> Answer:
+    """Read to the end, or to the cut.
+
+    :param seen: called with the body so far, whenever it has grown.
+    """
     body, complete = b"", True
     try:
         async for piece in response.chunks():
             body += piece
+            seen(body)
     except Exception:  # noqa: BLE001 - a cut is an answer, too
         complete = False
     if not (response.header(b"content-type") or "").startswith("text/event-stream"):
