@@ -77,6 +77,13 @@ class ImportedKV:
         """Tokens of the prompt."""
         return self.kv.shape[1]
 
+    def to(self, device: torch.device) -> ImportedKV:
+        """The same on ``device``; itself where it is there."""
+        if self.kv.device == device:
+            return self
+        moved = (each.to(device) for each in (self.ki, self.kv, self.pe))
+        return ImportedKV(self.model, *moved)
+
     def layers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """``(ki, kv, pe)`` of each layer, as TileRT's ``inject_cache`` takes them."""
         return zip(self.ki, self.kv, self.pe, strict=True)

@@ -57,7 +57,7 @@ class Llama:
         )
 
     def hidden(self, ids: torch.Tensor, at: int | Places, buffer: KVBuffer) -> torch.Tensor:
-        """Run ``ids`` (``[tokens]``) at positions ``at`` …, or at these places; ``[tokens, hidden]``.
+        """Run ``ids`` ``[tokens]`` at positions ``at`` …, or at these places; ``[tokens, hidden]``.
 
         Positions before them must be in ``buffer``; those of ``ids`` are written to it.
         """

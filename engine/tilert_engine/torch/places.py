@@ -1,7 +1,7 @@
 """Where tokens stand in their sequence: positions in, the rows of tables and caches out.
 
-A forward pass asks ``Places`` and never computes a position itself. So the same pass runs a chunk of
-a prompt, whose positions the host knows (``span``: slices, and nothing is computed that does not
+A forward pass asks ``Places`` and never computes a position itself. So the same pass runs a chunk
+of a prompt, whose positions the host knows (``span``: slices, and nothing is computed that does not
 count), and a step whose positions are numbers on the device (``window``: shapes that never change,
 which a CUDA graph can be replayed with).
 """
