@@ -31,6 +31,9 @@ class ChainOptions:
     """Whether a step is recorded as a CUDA graph and replayed; only CUDA can."""
     ahead: bool = True
     """Whether a chain is enqueued before the last one has been read."""
+    early: bool = True
+    """Whether steps are recorded when the engine is made, and not by the first request that needs
+    one: seconds for a small model, a minute for a large one with many slots."""
     least_window: int = LEAST_WINDOW
     """Positions that attention reads at least; steps are recorded for this and its doubles."""
 
@@ -48,8 +51,6 @@ def make_lanes(
     reach: int = 0,
 ) -> tuple[Lane, ...]:
     """A lane for each slot; none where the host is to take the steps.
-
-    With graphs this takes seconds: every step is recorded now, so that no request waits for that.
 
     :param make_step: gives the step of a slot, on that slot's state.
     :param positions: of a slot's cache.
@@ -79,6 +80,7 @@ def make_lanes(
                 ahead=options.ahead,
                 least_window=options.least_window,
             )
-            lane.prepare()
+            if options.early:
+                lane.prepare()
             lanes.append(lane)
     return tuple(lanes)
