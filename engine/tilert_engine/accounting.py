@@ -65,6 +65,14 @@ class Ledger:
         """Count MTP's opening step, whose tokens are thrown away."""
         self.forwards += 1
 
+    def overran(self, steps: int) -> None:
+        """Count steps enqueued behind the one that ended the request; before ``take`` books that.
+
+        They belong to chains that nobody reads, or yielded nothing as the device knew the end.
+        """
+        self.forwards += steps
+        self.overrun += steps
+
     def take(self, ids: Sequence[int], accepted: Sequence[int]) -> Harvest:
         """Book a chain.
 

@@ -11,6 +11,7 @@ chain, so a plan counts on the most: then every step of it is needed, whatever i
   more are needed in any case; where that is none, the host waits and reads first.
 
 Only a stop token makes a step of such a plan superfluous; ``accounting`` reports those as overrun.
+Where one can come, little is enqueued ahead.
 """
 
 from __future__ import annotations
@@ -58,14 +59,18 @@ class ChainPlanner:
             raise ValueError(f"{remaining} tokens remain; a request whose budget is spent is over")
         return min(self.ar_steps, self._needed(remaining))
 
-    def ahead(self, remaining: int, running: int) -> int:
+    def ahead(self, remaining: int, running: int, *, may_stop: bool = False) -> int:
         """Steps that can be enqueued behind unread ones; 0: read those first.
 
         :param remaining: tokens that the budget had room for before the unread steps.
         :param running: steps that were enqueued and have not been read.
+        :param may_stop: whether one of the unread steps can meet a stop token. Then a single step
+            is risked behind a chain, which hides the host as well; and a chain behind that step.
         """
         left = remaining - running * self.step_tokens
-        return min(self.ar_steps, self._needed(left)) if left > 0 else 0
+        if left <= 0:
+            return 0
+        return 1 if may_stop and running > 1 else min(self.ar_steps, self._needed(left))
 
     def _needed(self, tokens: int) -> int:
         return -(-tokens // self.step_tokens)

@@ -145,6 +145,14 @@ def test_the_opening_step_is_a_forward_and_nothing_else() -> None:
     assert ledger.remaining == 3
 
 
+def test_steps_enqueued_behind_the_end_are_overrun() -> None:
+    ledger = Ledger(Limits(8, eos_ids=frozenset({2})))
+    ledger.overran(5)
+    harvest = ledger.take([7, 2], [1, 1])
+    assert harvest.finished is not None
+    assert harvest.finished.account == {"forwards": 7, "overrun": 5, "finish_reason": "stop"}
+
+
 def test_without_mtp_nothing_is_verified() -> None:
     ledger = Ledger(Limits(3))
     ledger.take([1, 2], [1, 1])

@@ -103,3 +103,12 @@ def test_a_chain_has_1_to_1024_steps(ar_steps: int) -> None:
 def test_a_step_yields_a_token() -> None:
     with pytest.raises(ConfigError, match="a step yields 0 tokens"):
         ChainPlanner(8, 0)
+
+
+@given(PLANNERS, BUDGETS, st.integers(1, 40))
+def test_little_is_risked_where_a_stop_token_can_come(
+    planner: ChainPlanner, budget: int, running: int
+) -> None:
+    sure = planner.ahead(budget, running)
+    risked = planner.ahead(budget, running, may_stop=True)
+    assert risked == (min(sure, 1) if running > 1 else sure)

@@ -47,7 +47,7 @@ class ServedGLM:
         self._built = build(
             slots=slots,
             max_seq_len=config.max_seq_len,
-            ar_steps=ar_steps or 1,
+            ar_steps=ar_steps,
             drafts=_DRAFTS if with_draft(os.environ, flag=config.with_mtp) else 0,
             cache_dtype=dtype,
             device=config.device,

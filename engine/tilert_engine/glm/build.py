@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tilert_engine.chains import DEFAULT_AR_STEPS
 from tilert_engine.models.tiny_glm5 import TINY_GLM5, TINY_GLM5_NAME
 from tilert_stream.errors import ConfigError
 
@@ -64,7 +65,7 @@ def build(
     *,
     slots: int = 4,
     max_seq_len: int | None = None,
-    ar_steps: int = 1,
+    ar_steps: int | None = None,
     drafts: int = 3,
     cache_dtype: CacheDtype = "fp8_ds_mla",
     device: str = "auto",
@@ -73,7 +74,8 @@ def build(
     """Load a model for its engines; they compute in float32.
 
     :param max_seq_len: tokens of prompt and answer together; None: the model's own.
-    :param ar_steps: steps of a chain.
+    :param ar_steps: steps of a chain; None: 8 on CUDA and 1 on a CPU, where reading a token back
+        costs nothing, and a chain would only hold it.
     :param drafts: tokens that a step verifies beside its own; 0: no multi-token prediction.
     :param device: ``auto`` (a model this small is faster on a CPU), ``cpu``, ``cuda``, ``cuda:1`` …
     :param threads: CPU threads of one operation, for the whole process; None: torch's choice.
@@ -87,6 +89,8 @@ def build(
     checkpoint = GLMCheckpoint.load(path, dtype=torch.float32, device=_device(device), name=name)
     longest = checkpoint.default_max_seq_len if max_seq_len is None else max_seq_len
     check_window(checkpoint, longest)
+    if ar_steps is None:
+        ar_steps = DEFAULT_AR_STEPS if checkpoint.weights.device.type == "cuda" else 1
     return Built(checkpoint, longest, slots, ar_steps, drafts, cache_dtype)
 
 

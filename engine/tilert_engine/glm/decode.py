@@ -6,6 +6,9 @@ are what was drawn. So the answer is that of the model without drafts, sampled o
 gives does not depend on MTP, and no correction of the distribution is needed. Then the draft layer
 runs over what was kept, and over its own drafts, to make the next ones; it draws with the uniform
 number of the place that it guesses, which makes it the likelier to be right.
+
+On CUDA the device takes a chain's steps by itself (``GLMStep``, ``Lane``). On a CPU the host takes
+them one by one: nothing is computed that does not count, and a chain ends where the answer does.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ import torch
 from tilert_engine.accounting import Ledger
 from tilert_engine.chains import ChainPlanner
 from tilert_engine.layouts.mla_nsa_cache import CachedKV, ImportedKV, import_planes
+from tilert_engine.torch.lanes import ChainOptions, make_lanes
 from tilert_engine.torch.sampler import Sampler
 from tilert_stream.errors import ConfigError, EngineFault
 
+from .chained import GLMStep
 from .memory import Memory
 from .network import Network
 from .prefill import check_window
 
 if TYPE_CHECKING:
+    from tilert_engine.torch.lane import Lane
     from tilert_stream.events import Harvest, Limits, Sampling
 
     from .checkpoint import GLMCheckpoint
@@ -50,6 +56,8 @@ class GLMSequence:
     """The newest token: not yet in ``memory``."""
     drafts: list[int] = field(default_factory=list[int])
     """Guesses of the tokens after ``last``."""
+    lane: Lane | None = None
+    """What takes its steps, where the device does: it alone then knows how far they are."""
     made: int = 1
     """Tokens of the answer that were drawn, the first included, and those of a chain that runs."""
 
@@ -61,6 +69,7 @@ class GLMDecode:
     :param max_seq_len: tokens of prompt and answer together.
     :param ar_steps: the longest chain, in steps.
     :param drafts: tokens that a step verifies beside its own; 0: no multi-token prediction.
+    :param chains: how the steps of a chain are taken; None: as is fastest on the device.
     :raises ~tilert_stream.errors.ConfigError: a parameter that is out of range.
     """
 
@@ -72,6 +81,7 @@ class GLMDecode:
         max_seq_len: int,
         ar_steps: int = 1,
         drafts: int = 3,
+        chains: ChainOptions | None = None,
     ) -> None:
         check_window(checkpoint, max_seq_len)
         if slots < 1:
@@ -83,13 +93,24 @@ class GLMDecode:
         self._drafts = drafts
         self._planner = ChainPlanner(ar_steps, drafts + 1)
         self._name = checkpoint.name
-        # The last step's drafts can reach beyond the last token.
-        positions = max_seq_len + drafts
+        # The last step's drafts can reach beyond the last token, and those that it makes further.
+        positions = max_seq_len + 2 * drafts
         self._network = Network(checkpoint.config, checkpoint.weights, positions)
         self._memories = [
             Memory(checkpoint.config, checkpoint.weights, positions) for _ in range(slots)
         ]
         self._open: dict[int, GLMSequence] = {}
+        self._lanes = make_lanes(
+            chains or ChainOptions(),
+            lambda slot, state: GLMStep(self._network, self._memories[slot], state),
+            self._planner,
+            device=checkpoint.weights.device,
+            slots=slots,
+            vocab=checkpoint.config.vocab_size,
+            max_seq_len=max_seq_len,
+            positions=positions,
+            reach=max(0, drafts - 1),
+        )
 
     @property
     def busy(self) -> int:
@@ -112,7 +133,6 @@ class GLMDecode:
             raise RuntimeError(f"slot {slot} is busy; close its sequence first")
         imported = self._checked(kv, first_token, limits)
         memory = self._memories[slot]
-        memory.fill(imported)
         sequence = GLMSequence(
             slot=slot,
             ledger=Ledger(limits, mtp=self._drafts > 0),
@@ -121,6 +141,11 @@ class GLMDecode:
             length=imported.seq_len,
             last=first_token,
         )
+        if self._lanes:
+            sequence.lane = self._lanes[slot]
+            _begin(sequence.lane, sequence, imported, sampling)
+        else:
+            memory.fill(imported)
         self._open[slot] = sequence
         return sequence
 
@@ -136,6 +161,8 @@ class GLMDecode:
         ledger = sequence.ledger
         if ledger.finished is not None:
             raise RuntimeError("this sequence has finished; close it")
+        if sequence.lane is not None:
+            return sequence.lane.harvest(ledger)
         ids: list[int] = []
         accepted: list[int] = []
         for _ in range(self._planner.length(ledger.remaining)):
@@ -229,3 +256,11 @@ class GLMDecode:
                 f"the first token's id is {first_token}; ids are 0 to {config.vocab_size - 1}"
             )
         return imported
+
+
+def _begin(lane: Lane, sequence: GLMSequence, imported: ImportedKV, sampling: Sampling) -> None:
+    # From the host to the device on the thread's own stream: chains that run go on meanwhile.
+    moved = imported.to(sequence.memory.rows.device)
+    with lane.importing(moved.ki, moved.kv, moved.pe):
+        sequence.memory.fill(moved)
+        lane.begin(sequence.length, sequence.last, sequence.ledger, sampling)

@@ -22,11 +22,13 @@ from tilert_engine.layouts.mla_nsa_format import (
     write_rows,
 )
 from tilert_engine.layouts.mla_nsa_model import INDEXER, LATENT, ROPE
+from tilert_engine.torch.places import Span
 
 if TYPE_CHECKING:
     from tilert_engine.layouts.mla_nsa_cache import ImportedKV
     from tilert_engine.layouts.mla_nsa_model import CacheDtype
     from tilert_engine.models.glm_config import GLMConfig
+    from tilert_engine.torch.places import Places
 
     from .weights import GLMWeights
 
@@ -44,20 +46,30 @@ class Memory:
         """``[layers, positions, 128]``: indexer keys, rotated by the Hadamard transform."""
 
     def write(
-        self, layer: int, start: int, latent: torch.Tensor, rope: torch.Tensor, key: torch.Tensor
+        self,
+        layer: int,
+        places: Places,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        key: torch.Tensor,
     ) -> None:
         """Keep new tokens' ``latent`` ``[n, 512]``, ``rope`` ``[n, 64]``, ``key`` ``[n, 128]``."""
-        tokens = slice(start, start + latent.shape[0])
-        self.rows[layer, tokens, :LATENT] = latent
-        self.rows[layer, tokens, LATENT:] = rope
-        self.keys[layer, tokens] = hadamard(key)
+        places.put(self.rows[layer, :, :LATENT], latent)
+        places.put(self.rows[layer, :, LATENT:], rope)
+        places.put(self.keys[layer], hadamard(key))
 
     def fill(self, imported: ImportedKV) -> None:
-        """Take a prompt's whole cache, from position 0 on."""
+        """Take a prompt's whole cache, from position 0 on; what is behind it becomes zero.
+
+        A step that reads a window of fixed size multiplies what it must not see by zero, and a NaN
+        that an earlier sequence has left there would come through.
+        """
         length = imported.seq_len
         self.rows[:, :length, :LATENT] = imported.kv
         self.rows[:, :length, LATENT:] = imported.pe
         self.keys[:, :length] = imported.ki
+        self.rows[:, length:].zero_()
+        self.keys[:, length:].zero_()
 
 
 class PagedMemory(Memory):
@@ -71,10 +83,20 @@ class PagedMemory(Memory):
         self.index_cache = new_pages(config.cache_layers, positions, weights.device)
 
     def write(
-        self, layer: int, start: int, latent: torch.Tensor, rope: torch.Tensor, key: torch.Tensor
+        self,
+        layer: int,
+        places: Places,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        key: torch.Tensor,
     ) -> None:
-        """As ``Memory.write``, rounded to what the caches hold."""
-        stop = start + latent.shape[0]
+        """As ``Memory.write``, rounded to what the caches hold.
+
+        :raises TypeError: the host does not know the positions.
+        """
+        if not isinstance(places, Span):
+            raise TypeError(f"prefill writes a Span of positions, not a {type(places).__name__}")
+        start, stop = places.start, places.stop
         write_rows(self.latent_cache[layer], start, latent, rope)
         write_pages(self.index_cache[layer], start, key)
         kept, turned = read_rows(self.latent_cache[layer, start:stop])

@@ -16,9 +16,11 @@ from torch.nn import functional as nn
 from tilert_engine.layouts.mla_nsa_format import hadamard
 from tilert_engine.layouts.mla_nsa_model import LATENT
 from tilert_engine.torch.linear import linear
+from tilert_engine.torch.places import span
 
 if TYPE_CHECKING:
     from tilert_engine.models.glm_config import GLMConfig
+    from tilert_engine.torch.places import Places
 
     from .memory import Memory
     from .weights import GLMWeights, LayerWeights
@@ -66,20 +68,21 @@ class Network:
             index_heads * (config.index_head_dim - size),
         ]
 
-    def hidden(self, ids: torch.Tensor, start: int, memory: Memory) -> torch.Tensor:
-        """Run ``ids`` ``[tokens]`` at positions ``start`` …; hidden states ``[tokens, hidden]``.
+    def hidden(self, ids: torch.Tensor, at: int | Places, memory: Memory) -> torch.Tensor:
+        """Run ``ids`` ``[tokens]`` at positions ``at`` …, or at these places; ``[tokens, hidden]``.
 
-        Positions before ``start`` must be in ``memory``; those of ``ids`` are written to it.
+        Positions before them must be in ``memory``; those of ``ids`` are written to it.
         """
+        places = self._places(at, ids.shape[0])
         x = nn.embedding(ids, self.weights.embedding)
         for index in range(self.config.num_hidden_layers):
-            x = self._layer(index, x, start, memory)
+            x = self._layer(index, x, places, memory)
         return x
 
     def draft(
-        self, hidden: torch.Tensor, following: torch.Tensor, start: int, memory: Memory
+        self, hidden: torch.Tensor, following: torch.Tensor, at: int | Places, memory: Memory
     ) -> torch.Tensor:
-        """Run the draft layer at positions ``start`` …; its hidden states ``[tokens, hidden]``.
+        """Run the draft layer, where ``hidden`` runs; its hidden states ``[tokens, hidden]``.
 
         :param hidden: of the main model or, for a further draft, of the draft layer itself.
         :param following: the token after each position, ``[tokens]``.
@@ -87,8 +90,9 @@ class Network:
         draft = self.weights.draft
         embedded = nn.embedding(following, self.weights.embedding)
         both = torch.cat((self._unit(embedded), self._unit(hidden)), -1)
+        places = self._places(at, following.shape[0])
         return self._layer(
-            self.config.num_hidden_layers, linear(both, draft.project), start, memory
+            self.config.num_hidden_layers, linear(both, draft.project), places, memory
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -98,6 +102,9 @@ class Network:
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores, float32 ``[tokens, vocab]``, of the token after the following one."""
         return linear(self._unit(hidden), self.weights.draft.head).float()
+
+    def _places(self, at: int | Places, tokens: int) -> Places:
+        return span(at, tokens, self.weights.device) if isinstance(at, int) else at
 
     def _unit(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` at unit length: an RMS norm but for a factor that the weights hold.
@@ -109,14 +116,14 @@ class Network:
         norm = cast("_VectorNorm", torch.linalg.vector_norm)  # pyright: ignore[reportUnknownMemberType] -- untyped in torch
         return x / norm(x, dim=-1, keepdim=True).hypot(least)
 
-    def _layer(self, index: int, x: torch.Tensor, start: int, memory: Memory) -> torch.Tensor:
+    def _layer(self, index: int, x: torch.Tensor, places: Places, memory: Memory) -> torch.Tensor:
         layer = self.weights.layers[index]
-        x = x + self._attend(layer, index, self._unit(x), start, memory)
+        x = x + self._attend(layer, index, self._unit(x), places, memory)
         gate, up = linear(self._unit(x), layer.gate_up).chunk(2, -1)
         return x + linear(nn.silu(gate) * up, layer.down)
 
     def _attend(
-        self, layer: LayerWeights, index: int, x: torch.Tensor, start: int, memory: Memory
+        self, layer: LayerWeights, index: int, x: torch.Tensor, places: Places, memory: Memory
     ) -> torch.Tensor:
         tokens, rope = x.shape[0], self.config.qk_rope_head_dim
         low, latent, shared, key, shares = torch.split(linear(x, layer.inward), self._inward, -1)
@@ -127,18 +134,18 @@ class Network:
         )
         turned = self._rotate(
             torch.cat((turning, shared, index_turning, key[:, :rope]), -1).view(tokens, -1, rope),
-            start,
+            places,
         )
         heads = self.config.num_attention_heads
         memory.write(
             index,
-            start,
+            places,
             self._unit(latent) * layer.latent_norm,
             turned[:, heads],
             torch.cat((turned[:, -1], key[:, rope:]), -1),
         )
         ranking = torch.cat((turned[:, heads + 1 : -1], index_plain.view(tokens, -1, rope)), -1)
-        rows, blocked = self._visible(index, ranking, shares, start, memory)
+        rows, blocked = self._visible(index, ranking, shares, places, memory)
         plain = plain.view(tokens, heads, -1).transpose(0, 1)
         query = torch.cat(((plain @ layer.absorb_key).transpose(0, 1), turned[:, :heads]), -1)
         scores = query @ rows.transpose(1, 2)
@@ -153,7 +160,7 @@ class Network:
         index: int,
         ranking: torch.Tensor,
         shares: torch.Tensor,
-        start: int,
+        places: Places,
         memory: Memory,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The rows that attention sees, ``[tokens, n, 576]``, and which of them it must not.
@@ -161,25 +168,20 @@ class Network:
         :param ranking: the indexer's queries, ``[tokens, heads, 128]``.
         :param shares: what each of its heads counts, ``[tokens, heads]``.
         """
-        tokens = ranking.shape[0]
-        stop, most = start + tokens, self.config.index_topk
-        ahead: torch.Tensor | None = None
-        if tokens > 1:
-            places = torch.arange(stop, device=ranking.device)
-            ahead = places > places[start:].unsqueeze(1)
+        tokens, stop = ranking.shape[0], places.stop
+        most, unseen = self.config.index_topk, places.unseen
         rows = memory.rows[index]
         if stop <= most:
-            return rows[:stop].expand(tokens, -1, -1), ahead
+            return rows[:stop].expand(tokens, -1, -1), unseen
         matches = (hadamard(ranking) @ memory.keys[index, :stop].t()).relu()
         scores = (shares.unsqueeze(1) @ matches)[:, 0]
-        if ahead is not None:
-            scores = scores.masked_fill(ahead, -torch.inf)
+        if unseen is not None:
+            scores = scores.masked_fill(unseen, -torch.inf)
         best, chosen = scores.topk(most)
         seen = rows.index_select(0, chosen.flatten()).view(tokens, most, -1)
-        return seen, best == -torch.inf if start < most else None
+        return seen, best == -torch.inf if places.start < most else None
 
-    def _rotate(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        """Rotate ``[tokens, heads, 64]`` as if at positions from ``start`` on."""
-        stop = start + x.shape[0]
+    def _rotate(self, x: torch.Tensor, places: Places) -> torch.Tensor:
+        """Rotate ``[tokens, heads, 64]`` as if at ``places``."""
         half = x.roll(x.shape[-1] // 2, -1)
-        return torch.addcmul(x * self._cos[start:stop], half, self._sin[start:stop])
+        return torch.addcmul(x * places.of(self._cos), half, places.of(self._sin))

@@ -13,6 +13,7 @@ import torch
 
 from tilert_stream.errors import EngineFault
 
+from .mla_nsa_device import import_to_cuda
 from .mla_nsa_format import read_latent, read_pages
 from .mla_nsa_model import INDEXER, LATENT, ROPE_BYTES
 
@@ -86,6 +87,13 @@ class ImportedKV:
         """Tokens of the prompt."""
         return self.kv.shape[1]
 
+    def to(self, device: torch.device) -> ImportedKV:
+        """The same on ``device``; itself where it is there."""
+        if self.kv.device == device:
+            return self
+        moved = (each.to(device) for each in (self.ki, self.kv, self.pe))
+        return ImportedKV(self.model, *moved)
+
     def layers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """``(ki, kv, pe)`` of each layer, as TileRT's ``inject_cache`` takes them."""
         return zip(self.ki, self.kv, self.pe, strict=True)
@@ -101,11 +109,13 @@ def import_planes(
     """Dequantise latents and indexer keys, and rotate the latter.
 
     Values that are stored as ``dtype`` on ``device`` already are views of ``planes``. On CUDA all
-    of it is enqueued on the current stream, from pinned memory without waiting for anything.
+    of it is enqueued, from pinned memory without waiting for anything; the current stream sees it.
 
     :param device: None: where the planes are.
     """
     device = planes.kv.device if device is None else device
+    if device.type == "cuda" and planes.kv.device.type == "cpu":
+        return ImportedKV(model, *import_to_cuda(planes, dtype, device))
     return ImportedKV(
         model,
         import_keys(planes.ki, planes.kv.shape[1], dtype, device),
