@@ -29,11 +29,10 @@ def main() -> None:
         app,
         node_settings(config, port=0, access_log=False),
         config,
+        app.service,
         on_ready=lambda address: announce_node(
             "Prefilling", f"--prefill http://127.0.0.1:{address[1]}"
         ),
-        on_drain=app.service.drain,
-        died=app.service.died,
     )
     sys.exit(code)
 

@@ -134,7 +134,7 @@ def test_options_out_of_range(checkpoint: GLMCheckpoint) -> None:
         ({"max_seq_len": 64, "ar_steps": 0}, "ar_steps is 0"),
     ):
         with pytest.raises(ConfigError, match=says):
-            GLMDecode(checkpoint, **{"slots": 1, **options})
+            GLMDecode(checkpoint, **{"slots": 1, **options})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="chunk is 0"):
         GLMPrefill(checkpoint, max_seq_len=64, chunk=0)
     with pytest.raises(ConfigError, match="threads is 0"):
