@@ -53,6 +53,7 @@ def written(status: int, fields: Fields, version: bytes, *, close: bool) -> byte
 
 
 def written_by_h11(status: int, fields: Fields, version: bytes, *, close: bool) -> bytes:
+    h11.Response(status_code=status, headers=fields)  # what is wrong with them is told in any case
     if close:
         fields = [field for field in fields if field[0].lower() != b"connection"]
         fields.append((b"connection", b"close"))
