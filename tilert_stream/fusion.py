@@ -70,15 +70,7 @@ class Chain(Generic[In, Out]):
         for name, transform in self._transforms:
             produced: list[object] = []
             try:
-                if ended is None and len(items) == 1:
-                    # Nearly every call: one batch of tokens, and not the end.
-                    for result in transform.feed(items[0]):
-                        if isinstance(result, Finished):
-                            ended = result
-                            break
-                        produced.append(result)
-                else:
-                    ended = _through(transform, items, ended, produced)
+                ended = _through(transform, items, ended, produced)
             except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it ends its request
                 ended = Finished.failed(stage_error(name, error))
             items = produced

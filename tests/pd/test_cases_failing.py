@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from tests.pd.cluster import LONGEST, Answer, Cluster, ScriptedModel, read
+from tests.pd.cluster import Answer, Cluster, ScriptedModel, read
+from tests.pd.layouts import SlowlyPacked
 from tests.pd.raw_prefill import raw_prefill
 from tilert_engine.layouts.abc import Description
-from tilert_engine.layouts.scripted import ScriptedLayout
 from tilert_engine.scripted import Script
 from tilert_stream.testing import Gate
 
@@ -20,22 +20,6 @@ CONTENT: Final = re.compile(rb'"content":"([a-z]*)"')
 FIRST: Final = 1
 """The generation of a node's first grant."""
 both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
-
-
-class SlowlyPacked(ScriptedLayout):
-    """A KV cache that waits at a gate before it leaves."""
-
-    def __init__(self, gate: Gate) -> None:
-        super().__init__(LONGEST)
-        self._gate = gate
-
-    def pack(self, kv: object, staging: memoryview, rank: int = 0) -> int:
-        self._gate.pass_through(0)
-        return super().pack(kv, staging, rank)
-
-    def sized(self, max_seq_len: int) -> Self:
-        assert max_seq_len == LONGEST
-        return self
 
 
 class TwoSenders(SlowlyPacked):

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from tests.pd.cluster import LONGEST, Answer, Cluster, ScriptedModel
+from tests.pd.layouts import SlowlyPacked
 from tests.pd.raw_prefill import raw_prefill
 from tilert_engine.layouts.abc import Description
 from tilert_engine.layouts.scripted import ScriptedLayout
@@ -44,22 +45,6 @@ class OtherType(ScriptedLayout):
 
     def sized(self, max_seq_len: int) -> OtherType:
         return OtherType(max_seq_len)
-
-
-class SlowlyPacked(ScriptedLayout):
-    """A KV cache that waits at a gate before it leaves."""
-
-    def __init__(self, gate: Gate) -> None:
-        super().__init__(LONGEST)
-        self._gate = gate
-
-    def pack(self, kv: object, staging: memoryview, rank: int = 0) -> int:
-        self._gate.pass_through(0)
-        return super().pack(kv, staging, rank)
-
-    def sized(self, max_seq_len: int) -> SlowlyPacked:
-        assert max_seq_len == LONGEST
-        return self
 
 
 def mismatches() -> list[Any]:

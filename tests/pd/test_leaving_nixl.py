@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from tests.pd.cluster import LONGEST, Cluster
-from tests.pd.test_cases_failing import SlowlyPacked, leave_it
+from tests.pd.layouts import SlowlyPacked
+from tests.pd.test_cases_failing import leave_it
 from tilert_engine.scripted import Script
 from tilert_stream.testing import Gate
 from tilert_transports.nixl_binding import installed
