@@ -12,8 +12,9 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from anyio import AsyncContextManagerMixin, CancelScope, Event, create_task_group, to_thread
+from anyio import AsyncContextManagerMixin, CancelScope, Event, to_thread
 
+from .background import background_tasks
 from .channels import interrupted
 from .completion import Completion
 from .errors import EngineDied, NotReady
@@ -100,30 +101,23 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         died = self._died = Completion()
         self._death_known = Event()
         self._draining = False
-        failure: Exception | None = None
         try:
-            async with create_task_group() as self._tasks:
+            async with background_tasks() as self._tasks:
                 try:
                     for worker in self._workers:
                         worker.start(died.set)
                     self._tasks.start_soon(self._announce_death, died, name="engine death")
                     self._tasks.start_soon(self._watchdog.run, name="watchdog")
                     yield
-                except Exception as error:  # noqa: BLE001 - raised again below
-                    # Raised below, outside the task group, which would wrap it into a group.
-                    failure = error
                 finally:
                     for stream in self._streams:
                         # Its tokens may come without a task that could be cancelled.
                         stream.scope.mailbox.put(interrupted())
-                    self._tasks.cancel_scope.cancel()
         finally:
             self._tasks = None
             with CancelScope(shield=True):
                 for worker in self._workers:
                     await to_thread.run_sync(worker.stop)
-        if failure is not None:
-            raise failure
 
     async def _announce_death(self, died: Completion[EngineDied]) -> None:
         # A completion has one waiter; an event has any number.

@@ -14,8 +14,9 @@ from contextlib import asynccontextmanager
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from anyio import AsyncContextManagerMixin, CancelScope, Event, create_task_group, current_time
+from anyio import AsyncContextManagerMixin, CancelScope, Event, current_time
 
+from ..background import background_tasks
 from ..errors import TilertStreamError
 from ..http.client.errors import ConnectFailed, UpstreamClosed
 from .errors import ReservationLost
@@ -76,21 +77,12 @@ class Keeper(AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Keeper]:
-        failure: Exception | None = None
         try:
-            async with create_task_group() as self._tasks:
-                try:
-                    yield self
-                except Exception as error:  # noqa: BLE001 - raised again below
-                    # Raised below, outside the task group, which would wrap it into a group.
-                    failure = error
-                finally:
-                    self._tasks.cancel_scope.cancel()
+            async with background_tasks() as self._tasks:
+                yield self
         finally:
             self._tasks = None
             self._watches.clear()
-        if failure is not None:
-            raise failure
 
     def keep(
         self, node: DecodeCall, grant: Grant, lost: Callable[[TilertStreamError], object]
