@@ -25,7 +25,7 @@ from tilert_transports.control.settings import ControlSettings
 from .ledger import claim_of, make_regions
 from .nodes import DECODE, PREFILL
 
-QUICK = ControlSettings(linger=0.2)
+QUICK = ControlSettings(handshake_timeout=60, silence=60, linger=60)
 
 
 class Memory:
