@@ -36,7 +36,7 @@ from tilert_stream.testing.pd_nodes import ScriptedDecodeNode, ScriptedPrefillNo
 LIMIT = 60
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
 
-SETTINGS = ServerSettings(port=0, lifespan="off", access_log=False, drain_timeout=5)
+SETTINGS = ServerSettings(port=0, lifespan="off", access_log=False, drain_timeout=LIMIT)
 PROMPT = tuple(b"abc")
 
 

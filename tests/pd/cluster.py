@@ -44,7 +44,7 @@ for each in ("auto", "memory"):
 
 LIMIT = 60
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
-SETTINGS = ServerSettings(port=0, access_log=False, drain_timeout=5)
+SETTINGS = ServerSettings(port=0, access_log=False, drain_timeout=LIMIT)
 LONGEST = 256
 
 
