@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from anyio import CancelScope
+from anyio.lowlevel import checkpoint
 
 from .channels import StageRunner, interrupted
 from .errors import Cancelled
@@ -151,7 +152,9 @@ class Stream(Generic[Out]):
             if there are none, and if it has said False.
         :raises Exception: what ``sink`` raises.
         """
-        if self._stages is None and not self._coalesce:
+        if self.outcome is not None:
+            await checkpoint()
+        elif self._stages is None and not self._coalesce:
             return await Forwarding(self, sink).run()
         while self.outcome is None:
             items = await anext(self, _NOTHING)

@@ -63,13 +63,16 @@ class SentNow:
 
     async def __anext__(self) -> list[bytes]:
         while self._stream.outcome is None:
-            last = await self._stream.forward(self._send)
+            try:
+                last = await self._stream.forward(self._send)
+            finally:
+                # Cancelled, too: the server must know that what it has begun stays unfinished.
+                if self._rest is not None:
+                    rest, self._rest = self._rest, None
+                    await rest()
             if self._first:
                 first, self._first = self._first, []
                 return first
-            if self._rest is not None:
-                rest, self._rest = self._rest, None
-                await rest()
             if last:
                 return last
         raise StopAsyncIteration
