@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 
 import anyio
-import anyio.lowlevel
 import pytest
 
-from tests.small_stages import BASE, REQUEST
+from tests.small_stages import REQUEST
 from tilert_stream.abc import Receive, Send
 from tilert_stream.events import Finished, GenerateRequest, TokenBatch
 from tilert_stream.pipeline import Pipeline
@@ -155,9 +154,9 @@ async def test_it_runs_in_the_context_of_who_asked() -> None:
 
 
 async def test_it_fails_like_a_stream_that_is_read() -> None:
-    async with BASE.open(REQUEST) as stream:
+    async with PIPELINE.open(REQUEST) as stream:
         stream.close()
-        assert await Stream.forward(stream, lambda _: True) == []
+        assert await stream.forward(Sink()) == []
     assert stream.outcome is not None
     assert stream.outcome.reason == "cancelled"
 

@@ -96,7 +96,7 @@ class _AsyncioParking:
             self._wake()
             return True
         # Nothing to take: it may be about to park, and has by the time the loop comes to this.
-        return self._wakeup.call(self._loop, *(self._take() or (_wake, self, None)))
+        return self._wakeup.call(self._loop, *(self._take() or (self._wake, None, None)))
 
     def unpark_at_once(self) -> bool:
         # Its loop runs here, so that this is its thread. One task cannot step another.
@@ -114,7 +114,7 @@ class _AsyncioParking:
         except IndexError:
             return None
 
-    def _wake(self) -> bool:
+    def _wake(self, _: object = None) -> bool:
         taken = self._take()
         if taken is None:
             return False
@@ -203,10 +203,6 @@ class _TrioParking:
         elif self._task is not None:
             task, self._task = self._task, None
             trio.lowlevel.reschedule(task)
-
-
-def _wake(parking: object) -> None:
-    cast("_AsyncioParking", parking)._wake()
 
 
 def make_parking() -> Parking:
