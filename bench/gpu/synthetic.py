@@ -19,6 +19,7 @@ from .model import random_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from tilert_engine.glm import GLMCheckpoint, GLMDecode, GLMSequence
     from tilert_engine.layouts.mla_nsa_cache import CachedKV
@@ -93,6 +94,9 @@ class TimedDecode:
     @property
     def max_seq_len(self) -> int:
         return self.engine.max_seq_len
+
+    def landing(self, memory: memoryview, /) -> AbstractContextManager[None]:
+        return self.engine.landing(memory)
 
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /
