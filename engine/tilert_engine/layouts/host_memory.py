@@ -70,11 +70,11 @@ def copy_runs(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy ``source`` from the host to ``target`` on a device, on the current stream.
 
     :param target: ``[n, …]``, contiguous.
-    :param source: of the same shape and dtype; each ``source[i]`` is one run of bytes. All runs are
-        one copy where the memory is page-locked, and nothing is waited for.
+    :param source: of the same shape and dtype. Where each ``source[i]`` is one run of bytes and the
+        memory is page-locked, all of it is one copy, and nothing is waited for.
     :raises RuntimeError: the runtime refuses.
     """
-    runtime = _runtime() if source.is_pinned() else None
+    runtime = _runtime() if source[0].is_contiguous() and source.is_pinned() else None
     if runtime is None:
         for run, place in zip(source, target, strict=True):
             place.copy_(run, non_blocking=True)

@@ -127,12 +127,15 @@ def test_runs_that_lie_apart_are_one_copy(library: FakeLibrary, layers: int) -> 
     assert library.names == ["copy"]
 
 
-def test_memory_that_is_not_locked_is_copied_by_torch(
-    library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("locked", [False, True])
+def test_what_is_not_locked_or_no_run_of_bytes_is_copied_by_torch(
+    library: FakeLibrary, monkeypatch: pytest.MonkeyPatch, locked: bool
 ) -> None:
-    monkeypatch.setattr(torch.Tensor, "is_pinned", pageable)
-    source = torch.arange(24, dtype=torch.uint8).view(2, 4, 3)[:, :3]
-    target = torch.zeros(2, 3, 3, dtype=torch.uint8)
+    whole = torch.arange(24, dtype=torch.uint8).view(2, 4, 3)
+    source = whole[..., :2] if locked else whole[:, :3]
+    if not locked:
+        monkeypatch.setattr(torch.Tensor, "is_pinned", pageable)
+    target = torch.zeros_like(source)
     copy_runs(target, source)
     assert torch.equal(target, source)
     assert not library.calls
