@@ -77,7 +77,6 @@ def _measure(planes: WirePlanes, given: argparse.Namespace, device: torch.device
         "by layer": partial(_by_layer, planes, there),
         "computing": partial(_computing, there, given.tokens),
     }
-    _check(planes, given.tokens, device)
     for call in (*calls.values(), *calls.values()):
         call()
     end = time.monotonic() + given.seconds
@@ -94,8 +93,10 @@ def _measure(planes: WirePlanes, given: argparse.Namespace, device: torch.device
         f"{given.layers} layers, {given.tokens} tokens, {total / 1e6:.0f} MB, {len(hosts)} rounds: "
         + ", ".join(f"{name} {_figures(total, times)}" for name, times in took.items())
         + f"; the import's thread computes {statistics.median(hosts) * 1e3:.2f} ms;"
-        f" share of the bare copy's rate {share:.1%} (wanted: 80 %)"
+        f" share of the bare copy's rate {share:.1%} (wanted: 80 %)",
+        flush=True,
     )
+    _check(planes, given.tokens, device)
 
 
 def _figures(total: int, times: list[float]) -> str:
