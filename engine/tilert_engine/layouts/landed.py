@@ -55,7 +55,7 @@ class LimitedEngine(Protocol):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """The request fields that it cannot follow: ``min_p``."""
+        """The request fields that it cannot follow, among ``min_p`` and ``seed``."""
         ...
 
 
