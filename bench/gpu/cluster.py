@@ -134,7 +134,7 @@ async def running(
     finally:
         for process in processes:
             process.terminate()
-            process.wait()
+            process.communicate()
 
 
 def _start(processes: list[subprocess.Popen[str]], *command: str) -> subprocess.Popen[str]:
