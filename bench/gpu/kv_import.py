@@ -2,7 +2,8 @@
 
     python -m bench.gpu.kv_import [--tokens 8192] [--layers 79] [--rounds 20] [--seconds 60]
 
-The cache lies in shared memory that is page-locked as a decode node's landing regions are. All in
+The cache lies in shared memory that is page-locked as a decode node's landing regions are, or, where
+that is refused and with ``--memory torch``, in memory that torch has allocated page-locked. All in
 turn; the share is the median of the rounds' ratios. ``copies`` are the import's own without what is
 computed, ``by layer`` the same bytes by torch, three copies a layer, ``computing`` what is computed
 without the copies.
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=79)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--memory", choices=["shared", "torch"], default="shared")
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
     device = need_device(given.device)
@@ -58,8 +60,9 @@ def main() -> None:
         planes = layout.landed(memory.view, given.tokens)
         locked = planes.kv.is_pinned()
         print(f"page-locked: {locked}, {memory.nbytes / 1e9:.2f} GB in {took:.2f} s", flush=True)
-        if device.type == "cuda" and not locked:
-            region = torch.zeros(layout.region_bytes, dtype=torch.uint8, pin_memory=True)
+        if given.memory == "torch" or (device.type == "cuda" and not locked):
+            pinned = device.type == "cuda"
+            region = torch.zeros(layout.region_bytes, dtype=torch.uint8, pin_memory=pinned)
             planes = layout.landed(memoryview(region.numpy().data), given.tokens)
             print("measured is torch's own page-locked memory", flush=True)
         _measure(_fill(planes), given, device)
