@@ -2,8 +2,8 @@
 
     python -m bench.gpu.kv_import [--tokens 8192] [--layers 79] [--rounds 20] [--seconds 60]
 
-The cache lies in shared memory that is page-locked as a decode node's landing regions are, or, where
-that is refused and with ``--memory torch``, in memory that torch has allocated page-locked. All in
+The cache lies in shared memory that is page-locked as a decode node's landing regions are; where
+that is refused, and with ``--memory torch``, in memory that torch has allocated page-locked. All in
 turn; the share is the median of the rounds' ratios. ``copies`` are the import's own without what is
 computed, ``by layer`` the same bytes by torch, three copies a layer, ``computing`` what is computed
 without the copies.
