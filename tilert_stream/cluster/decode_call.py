@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..errors import TilertStreamError
-    from ..events import GenerateRequest
+    from ..events import GenerateRequest, Sampling
     from ..http.client import HTTPClient, Response
     from .address import NodeAddress
 
@@ -123,8 +123,8 @@ class DecodeCall:
                 },
                 "layout": layout,
             }
-            if request.sampling.min_p > 0:
-                asked["needs"] = ["min_p"]
+            if needs := _needs(request.sampling):
+                asked["needs"] = needs
             if wait:
                 asked["wait_s"] = wait
             status, body, after = await self._post("/pd/reserve", asked, wait=wait)
@@ -278,3 +278,11 @@ def _read_grant(fields: Mapping[str, object], request: str) -> Grant:
     if type(generation) is not int or type(region) is not int:
         raise ValueError("generation and region must be integers")
     return Grant(request, incarnation, generation, region, float(ttl))
+
+
+def _needs(sampling: Sampling) -> list[str]:
+    """The fields of a request that not every engine can follow."""
+    needs = ["min_p"] if sampling.min_p > 0 else []
+    if sampling.seed is not None and sampling.temperature > 0:  # greedily nothing is drawn
+        needs.append("seed")
+    return needs

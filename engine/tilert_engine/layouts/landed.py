@@ -6,6 +6,7 @@ The decode engine's owner thread does it, so that no copy and no checksum holds 
 from __future__ import annotations
 
 import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -13,13 +14,14 @@ from tilert_stream.errors import EngineFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from tilert_stream.abc import DecodeEngine
     from tilert_stream.events import Harvest, Limits, Sampling
 
     from .abc import KVLayout
 
-__all__ = ("LandedKV", "LandingDecode", "LimitedEngine", "ToldEngine")
+__all__ = ("LandedKV", "LandingDecode", "LimitedEngine", "ReadingEngine", "ToldEngine")
 
 SequenceT = TypeVar("SequenceT")
 
@@ -53,7 +55,19 @@ class LimitedEngine(Protocol):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """The request fields that it cannot follow: ``min_p``."""
+        """The request fields that it cannot follow, among ``min_p`` and ``seed``."""
+        ...
+
+
+@runtime_checkable
+class ReadingEngine(Protocol):
+    """An engine that reads landed KV caches the faster for having been shown their memory."""
+
+    def landing(self, memory: memoryview, /) -> AbstractContextManager[None]:
+        """Make host memory ready in which KV caches will land, as long as the block runs.
+
+        Blocks, for seconds where it is large.
+        """
         ...
 
 
@@ -78,6 +92,11 @@ class LandingDecode(Generic[SequenceT]):
     def lacks(self) -> frozenset[str]:
         """The request fields that the engine cannot follow."""
         return self._engine.lacks if isinstance(self._engine, LimitedEngine) else frozenset()
+
+    def landing(self, memory: memoryview) -> AbstractContextManager[None]:
+        """Show the engine the memory in which KV caches will land."""
+        engine = self._engine
+        return engine.landing(memory) if isinstance(engine, ReadingEngine) else nullcontext()
 
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /

@@ -101,8 +101,8 @@ class TileRTDecode:
 
     @property
     def lacks(self) -> frozenset[str]:
-        """The request fields that TileRT cannot follow."""
-        return frozenset({"min_p"})
+        """The request fields that this TileRT cannot follow."""
+        return frozenset({"min_p"} if isinstance(self._layer, _Seeded) else {"min_p", "seed"})
 
     def told(self, kv: object, last_token: int, /) -> TileRTKV:
         """``kv`` with the prompt's last token, for MTP's opening step.
