@@ -15,6 +15,7 @@ from tests.cases.asking import EOS, ByteApp, Said, ask, exchange, says
 from tilert_engine.scripted import Script
 from tilert_stream.errors import EngineFault
 from tilert_stream.lease import Ledger
+from tilert_stream.model.card import Capability
 from tilert_stream.openai.chat import parse_chat
 from tilert_stream.openai.completions import parse_completion
 from tilert_stream.openai.envelope import Endpoint, Envelope
@@ -24,9 +25,11 @@ both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 TEMPLATE = (
-    "{{ messages[0].content }}{{ reasoning_effort or '' }}{{ mood or '' }}"
+    "{{ messages[0].content }}{{ reasoning_effort or '' }}{{ mood or '' }}{{ tools or '' }}"
     "{% if add_generation_prompt %}>{% endif %}"
 )
+
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 
 EFFECTS: dict[str, dict[str, Any]] = {
     "model": {"model": "alias"},
@@ -50,6 +53,10 @@ EFFECTS: dict[str, dict[str, Any]] = {
     "add_generation_prompt": {"add_generation_prompt": False},
     "chat_template_kwargs": {"chat_template_kwargs": {"mood": "glad"}},
     "reasoning_effort": {"reasoning_effort": "low"},
+    "include_reasoning": {"include_reasoning": False},
+    "tools": {"tools": TOOLS},
+    "tool_choice": {"tools": TOOLS, "tool_choice": "none"},
+    "parallel_tool_calls": {"parallel_tool_calls": False},
 }
 """Of every served field: a request in which it has to show."""
 
@@ -59,7 +66,11 @@ SEEN_BY_THE_TOKENIZER_ALONE = {"add_special_tokens"}
 
 def comes_to(kind: Endpoint, fields: dict[str, Any]) -> object:
     """All that the server reads out of a request, but for the id it makes."""
-    card = replace(ByteApp(template=TEMPLATE).card, names=("byte", "alias"))
+    card = replace(
+        ByteApp(template=TEMPLATE).card,
+        names=("byte", "alias"),
+        capabilities=frozenset[Capability]({"tools"}),
+    )
     default: dict[str, Any] = HI if kind == "chat" else {"prompt": "hi"}
     parse = parse_chat if kind == "chat" else parse_completion
     request, envelope = parse(orjson.dumps(default | fields), card)
@@ -70,6 +81,7 @@ def comes_to(kind: Endpoint, fields: dict[str, Any]) -> object:
         envelope.stream,
         envelope.include_usage,
         envelope.continuous_usage,
+        envelope.include_reasoning,
     )
 
 

@@ -95,7 +95,7 @@ CHAT_REFUSALS: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-        "messages[0].tool_calls",
+        "messages[0].tool_calls[0].function",
     ),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),

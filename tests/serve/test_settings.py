@@ -62,6 +62,8 @@ OTHER: dict[str, tuple[str, Any]] = {
         "shop.moderation:Moderate@after=detokenize",
         (StagePlacement("shop.moderation:Moderate", "after", "detokenize"),),
     ),
+    "output_parser": ("hermes", "hermes"),
+    "reasoning_field": ("reasoning", "reasoning"),
     "print_pipeline": ("true", True),
 }
 """For each option a text, and the value it stands for, which is not the default."""

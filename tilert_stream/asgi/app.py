@@ -24,6 +24,7 @@ from starlette.routing import Route, Router
 from .. import __version__
 from ..openai.chat import parse_chat
 from ..openai.completions import parse_completion
+from ..openai.envelope import REASONING_FIELDS
 from ..stages.plain import EncodeJSON
 from ..stages.sse import EncodeSSE
 from .auth import KeyRing
@@ -60,6 +61,7 @@ class App:
     :param heartbeat: seconds of silence after which an event stream gets a comment, for proxies
         that close what is idle; ``inf``: never. Some clients fail on a comment.
     :param cors_origins: origins whose pages may read the answers; ``*`` is all of them.
+    :param reasoning_fields: the names that reasoning goes by in messages and deltas.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class App:
         routes: Iterable[Route] = (),
         heartbeat: float = inf,
         cors_origins: Sequence[str] = (),
+        reasoning_fields: Sequence[str] = REASONING_FIELDS,
     ) -> None:
         self.service = service
         self.card = card
@@ -80,6 +83,7 @@ class App:
         self._max_body_bytes = max_body_bytes
         self._done_after_error = done_after_error
         self._heartbeat = heartbeat
+        self._reasoning_fields = reasoning_fields
         self._router: ASGIApp = Router(
             routes=[
                 Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
@@ -120,9 +124,13 @@ class App:
             body = await read_body(scope, receive, self._max_body_bytes)
             request, envelope = await parse_body(parse, body, self.card)
             encode = (
-                EncodeSSE(envelope, done_after_error=self._done_after_error)
+                EncodeSSE(
+                    envelope,
+                    done_after_error=self._done_after_error,
+                    reasoning_fields=self._reasoning_fields,
+                )
                 if envelope.stream
-                else EncodeJSON(envelope)
+                else EncodeJSON(envelope, reasoning_fields=self._reasoning_fields)
             )
             response = StreamResponse(
                 self.service.open(request, encode),

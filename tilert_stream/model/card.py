@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from ..errors import ConfigError
 from ..events import Sampling
@@ -11,7 +11,11 @@ from ..events import Sampling
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate
 
-__all__ = ("ModelCard", "TextEncoder")
+__all__ = ("Capability", "ModelCard", "TextEncoder")
+
+Capability: TypeAlias = Literal["tools", "grammar"]
+"""What not every model, parser and engine can do: calls of tools, which are read out of the answer;
+an answer held to a grammar, which the engine masks its tokens by."""
 
 
 class TextEncoder(Protocol):
@@ -41,6 +45,8 @@ class ModelCard:
     default_sampling: Sampling = field(default_factory=Sampling)
     """For what a request leaves out, as the model's ``generation_config.json`` says."""
     owned_by: str = "tilert_stream"
+    capabilities: frozenset[Capability] = frozenset()
+    """A request that needs another is refused before any work."""
 
     def __post_init__(self) -> None:
         if not self.names:

@@ -13,6 +13,7 @@ from .envelope import Envelope
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..events import OutputFormat
     from ..model.card import ModelCard
     from .envelope import Endpoint
     from .fields import CommonRequest
@@ -78,10 +79,12 @@ def build(
     prompt_ids: tuple[int, ...],
     prompt_param: str,
     budget: Budget,
+    output: OutputFormat | None = None,
 ) -> Parsed:
     """Check what no single field can tell, and fill in the defaults.
 
     :param prompt_param: the field that the prompt came from.
+    :param output: what an output parser must know; None where the answer is only text.
     :raises ~tilert_stream.errors.ContextLengthExceeded: prompt and answer do not fit.
     :raises ~tilert_stream.errors.InvalidRequest: fields contradict each other.
     """
@@ -99,6 +102,7 @@ def build(
         stop=_stop(wire),
         include_stop=bool(wire.include_stop_str_in_output),
         skip_special_tokens=wire.skip_special_tokens is not False,
+        output=output,
     )
     return Parsed(request, _envelope(wire, request.id, kind, model))
 

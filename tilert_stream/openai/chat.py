@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
 from ..errors import InvalidRequest
+from ..events import OutputFormat
 from .body import parse_object
-from .build import Budget, build, check_model
+from .build import Budget, Parsed, build, check_model
 from .fields import CommonRequest
 from .messages import Message, template_messages
 from .parameters import check_parameters
+from .tools import ToolDefinition, read_tools
 from .validation import validate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..model.card import ModelCard
-    from .build import Parsed
 
 __all__ = ("ChatRequest", "parse_chat", "read_chat")
 
@@ -26,6 +28,9 @@ RESERVED: Final = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"}
 )
 """Template variables that have a field of their own, or are the template's tools."""
+
+PROMPT_TAIL: Final = 64
+"""Characters of the prompt's end that an output parser looks at: more than any marker has."""
 
 
 class ChatRequest(CommonRequest):
@@ -36,6 +41,10 @@ class ChatRequest(CommonRequest):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
+    tool_choice: str | dict[str, object] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 def parse_chat(body: bytes, card: ModelCard) -> Parsed:
@@ -55,32 +64,46 @@ def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
     """
     wire = validate(ChatRequest, raw)
     model = check_model(wire.model, card)
-    check_parameters(raw, "chat")
+    check_parameters(raw, "chat", card.capabilities)
     if card.chat_template is None:
         raise InvalidRequest(
             f"the model {model} has no chat template; use /v1/completions", param="messages"
         )
+    # A model that must not call gets to know of no tool, and its answer is not searched for calls.
+    calls = bool(wire.tools) and wire.tool_choice != "none"
     prompt = card.chat_template.render(
         template_messages(wire.messages),
         add_generation_prompt=wire.add_generation_prompt is not False,
+        tools=raw["tools"] if calls else None,
         **_template_kwargs(wire),
     )
     # The template writes the model's own tokens, the beginning of the text included.
     add_special_tokens = wire.add_special_tokens is True
-    return build(
+    request, envelope = build(
         wire,
         card,
         kind="chat",
         prompt_ids=card.tokenizer.encode(prompt, add_special_tokens=add_special_tokens),
         prompt_param="messages",
         budget=_budget(wire),
+        output=OutputFormat(
+            prompt[-PROMPT_TAIL:],
+            read_tools(wire.tools) if wire.tools and calls else (),
+            parallel_calls=wire.parallel_tool_calls is not False,
+        ),
     )
+    if wire.include_reasoning is False:
+        envelope = replace(envelope, include_reasoning=False)
+    return Parsed(request, envelope)
 
 
 def _template_kwargs(wire: ChatRequest) -> dict[str, object]:
     kwargs = dict(wire.chat_template_kwargs or {})
     if wire.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
+        # The switches of Qwen's and GLM's templates, and of DeepSeek's.
+        for switch in ("enable_thinking", "thinking"):
+            kwargs.setdefault(switch, wire.reasoning_effort != "none")
     reserved = RESERVED & kwargs.keys()
     if reserved:
         param = f"chat_template_kwargs.{min(reserved)}"

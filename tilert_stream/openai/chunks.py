@@ -12,7 +12,9 @@ from .encoding import dumps
 from .objects import usage
 
 if TYPE_CHECKING:
-    from ..events import Finished, PromptUsage
+    from collections.abc import Sequence
+
+    from ..events import Finished, PromptUsage, TextDelta
     from .envelope import Envelope
 
 __all__ = ("ChunkTemplate",)
@@ -22,11 +24,14 @@ class ChunkTemplate:
     """One request's chunks: ``first_head`` or ``text_head``, a JSON string, ``text_tail``, ``}``.
 
     With usage, ``usage_member`` stands before the last brace.
+
+    :param reasoning_fields: the names that reasoning goes by in a delta, each once.
     """
 
-    __slots__ = ("_chat", "_head", "first_head", "text_head", "text_tail")
+    __slots__ = ("_chat", "_head", "_reasoning_fields", "first_head", "text_head", "text_tail")
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(self, envelope: Envelope, reasoning_fields: Sequence[str] = ()) -> None:
+        self._reasoning_fields = reasoning_fields
         self._chat = envelope.kind == "chat"
         shared = {
             "id": envelope.id,
@@ -43,6 +48,25 @@ class ChunkTemplate:
             self.first_head = self.text_head = self._head + b'{"index":0,"text":'
             self.text_tail = b',"logprobs":null,"finish_reason":null}]'
 
+    def delta(self, delta: TextDelta, *, role: bool) -> bytes:
+        """The chunk of reasoning, or of a fragment of a tool call, without its last brace.
+
+        A call's first chunk has its id, type and name; all have its index.
+
+        :param role: this is the answer's first chunk.
+        """
+        members: dict[str, object] = {"role": "assistant"} if role else {}
+        if delta.channel == "reasoning":
+            members |= dict.fromkeys(self._reasoning_fields, delta.text)
+        else:
+            call: dict[str, object] = {"index": delta.call_index}
+            function = {"arguments": delta.text}
+            if delta.call is not None:
+                call |= {"id": delta.call.id, "type": "function"}
+                function = {"name": delta.call.name} | function
+            members["tool_calls"] = [call | {"function": function}]
+        return self._head + dumps({"index": 0, "delta": members, "finish_reason": None}) + b"]"
+
     def finish(self, outcome: Finished) -> bytes:
         """The chunk with the finish reason, without its last brace."""
         choice: dict[str, object] = {"index": 0}
@@ -55,11 +79,16 @@ class ChunkTemplate:
             choice["stop_reason"] = outcome.stop_reason
         return self._head + dumps(choice) + b"]"
 
-    def usage(self, prompt: PromptUsage, completion_tokens: int) -> bytes:
+    def usage(
+        self, prompt: PromptUsage, completion_tokens: int, reasoning_tokens: int = 0
+    ) -> bytes:
         """The chunk that has usage and no choice."""
-        return self._head + b"]" + self.usage_member(prompt, completion_tokens) + b"}"
+        member = self.usage_member(prompt, completion_tokens, reasoning_tokens)
+        return self._head + b"]" + member + b"}"
 
     @staticmethod
-    def usage_member(prompt: PromptUsage, completion_tokens: int) -> bytes:
+    def usage_member(
+        prompt: PromptUsage, completion_tokens: int, reasoning_tokens: int = 0
+    ) -> bytes:
         """``,"usage":{…}``."""
-        return b',"usage":' + dumps(usage(prompt, completion_tokens))
+        return b',"usage":' + dumps(usage(prompt, completion_tokens, reasoning_tokens))

@@ -72,7 +72,7 @@ def read_completion(raw: Mapping[str, object], card: ModelCard) -> Parsed:
     """
     wire = validate(CompletionRequest, raw)
     check_model(wire.model, card)
-    check_parameters(raw, "completion")
+    check_parameters(raw, "completion", card.capabilities)
     return build(
         wire,
         card,

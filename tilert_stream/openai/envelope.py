@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-__all__ = ("Endpoint", "Envelope")
+__all__ = ("REASONING_FIELDS", "Endpoint", "Envelope")
 
 Endpoint: TypeAlias = Literal["chat", "completion"]
+
+REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
+"""DeepSeek's and SGLang's name for reasoning, and vLLM's. OpenAI's API has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Envelope:
     """``stream_options.include_usage``: usage in a chunk of its own, before ``[DONE]``."""
     continuous_usage: bool = False
     """``stream_options.continuous_usage_stats``: usage on every chunk."""
+    include_reasoning: bool = True
+    """``include_reasoning``: False leaves reasoning out of the answer; it is counted."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
 

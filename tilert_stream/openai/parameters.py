@@ -1,6 +1,7 @@
 """What this server does with each request field it knows: one declaration a field.
 
-There are three answers. *Served*: it has its documented effect. *Inert*: it is accepted, and the
+There are three answers. *Served*: it has its documented effect, where it needs a capability only if
+the model has that (a card says which). *Inert*: it is accepted, and the
 note says why nothing follows from it. *Refused*: a value that asks for something is answered with
 400 naming the field, since ignoring it would falsify the answer; ``null`` and the values in
 ``no_effect`` are fine.
@@ -19,8 +20,9 @@ from .describe import describe
 from .encoding import dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
+    from ..model.card import Capability
     from .envelope import Endpoint
 
 __all__ = ("PARAMETERS", "Parameter", "check_parameters")
@@ -41,13 +43,19 @@ class Parameter:
     note: str
     """Served: what it does. Inert: why nothing follows. Refused: what it would need."""
     no_effect: tuple[object, ...] = ()
-    """Of a refused field: the values that ask for nothing."""
+    """Of a refused field, or one that needs a capability: the values that always are fine."""
     endpoints: tuple[Endpoint, ...] = ("chat", "completion")
+    needs: Capability | None = None
+    """What the model must be capable of for other values than those."""
+    without: str = ""
+    """Why they are refused where it is not."""
 
-    def refuses(self, value: object) -> bool:
+    def refuses(self, value: object, capabilities: Collection[Capability] = ()) -> bool:
         """Whether ``value`` asks for what cannot be given."""
+        if self.answer != "refused" and (self.needs is None or self.needs in capabilities):
+            return False
         # True == 1 in Python, not in JSON.
-        return self.answer == "refused" and not any(
+        return not any(
             value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
             for allowed in (None, *self.no_effect)
         )
@@ -59,12 +67,16 @@ _ONE_ANSWER: Final = "a request has one answer: send several requests"
 _LOGITS: Final = "the engine has no hook on the logits"
 _LOGPROBS: Final = "log-probabilities are not returned"
 _GRAMMAR: Final = "the answer cannot be held to a grammar"
-_TOOLS: Final = "tools are not served"
+_NO_TOOLS: Final = (
+    "tool calls are not read out of this model's answers: that takes an output parser and a chat"
+    " template that knows tools"
+)
+_SUPERSEDED: Final = "superseded by tools and tool_choice"
 _TEXT_ONLY: Final = "text in and text out only"
 _NOTHING_STORED: Final = "nothing is stored"
 _NO_CACHE: Final = "no prompt cache is shared between requests"
 _FIFO: Final = "requests are served in the order they come"
-_NO_REASONING: Final = "reasoning is not parsed: it stays in the text"
+_NO_BUDGET: Final = "reasoning is not cut short"
 
 PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("model", "served", "one of the served names; absent: the first of them"),
@@ -108,6 +120,37 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     ),
     Parameter("chat_template_kwargs", "served", "variables for the chat template", endpoints=_CHAT),
     Parameter("reasoning_effort", "served", "a variable for the chat template", endpoints=_CHAT),
+    Parameter(
+        "include_reasoning",
+        "served",
+        "false leaves reasoning out of the answer; it is counted all the same",
+        endpoints=_CHAT,
+    ),
+    Parameter(
+        "tools",
+        "served",
+        "functions that the model may call; needs an output parser that reads calls",
+        no_effect=([],),
+        endpoints=_CHAT,
+        needs="tools",
+        without=_NO_TOOLS,
+    ),
+    Parameter(
+        "tool_choice",
+        "served",
+        "auto; none leaves the tools out of the prompt; to force a call needs a grammar, which no"
+        " engine has yet: 400",
+        no_effect=("none", "auto"),
+        endpoints=_CHAT,
+        needs="grammar",
+        without=_GRAMMAR,
+    ),
+    Parameter(
+        "parallel_tool_calls",
+        "served",
+        "false ends the answer before a second call",
+        endpoints=_CHAT,
+    ),
     Parameter("user", "inert", "nothing is accounted by user"),
     Parameter("safety_identifier", "inert", "nothing is accounted by user"),
     Parameter("metadata", "inert", _NOTHING_STORED),
@@ -120,10 +163,8 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("cache_salt", "inert", _NO_CACHE),
     Parameter("session_id", "inert", "requests know nothing of each other"),
     Parameter("request_id", "inert", "ids are made here, so that they are unique"),
-    Parameter("parallel_tool_calls", "inert", _TOOLS, endpoints=_CHAT),
     Parameter("prediction", "inert", "a hint for speed", endpoints=_CHAT),
     Parameter("verbosity", "inert", "a hint that no model served here reads", endpoints=_CHAT),
-    Parameter("include_reasoning", "inert", _NO_REASONING, endpoints=_CHAT),
     Parameter(
         "spaces_between_special_tokens", "inert", "only slow tokenizers of transformers read it"
     ),
@@ -151,11 +192,9 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("guided_regex", "refused", _GRAMMAR),
     Parameter("guided_choice", "refused", _GRAMMAR),
     Parameter("guided_grammar", "refused", _GRAMMAR),
-    Parameter("tools", "refused", _TOOLS, no_effect=([],), endpoints=_CHAT),
-    Parameter("tool_choice", "refused", _TOOLS, no_effect=("none", "auto"), endpoints=_CHAT),
-    Parameter("functions", "refused", _TOOLS, no_effect=([],), endpoints=_CHAT),
-    Parameter("function_call", "refused", _TOOLS, no_effect=("none", "auto"), endpoints=_CHAT),
-    Parameter("web_search_options", "refused", _TOOLS, endpoints=_CHAT),
+    Parameter("functions", "refused", _SUPERSEDED, no_effect=([],), endpoints=_CHAT),
+    Parameter("function_call", "refused", _SUPERSEDED, no_effect=("none", "auto"), endpoints=_CHAT),
+    Parameter("web_search_options", "refused", "nothing is searched", endpoints=_CHAT),
     Parameter("documents", "refused", "documents are not served", no_effect=([],), endpoints=_CHAT),
     Parameter("modalities", "refused", _TEXT_ONLY, no_effect=(["text"],), endpoints=_CHAT),
     Parameter("audio", "refused", _TEXT_ONLY, endpoints=_CHAT),
@@ -169,7 +208,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         endpoints=_CHAT,
     ),
     Parameter("truncate_prompt_tokens", "refused", "a prompt is never cut"),
-    Parameter("thinking_token_budget", "refused", _NO_REASONING),
+    Parameter("thinking_token_budget", "refused", _NO_BUDGET),
     Parameter("use_beam_search", "refused", _ONE_ANSWER, no_effect=(False,)),
     Parameter("length_penalty", "refused", _ONE_ANSWER, no_effect=(1,)),
     Parameter("kv_transfer_params", "refused", "set between servers, never by a client"),
@@ -181,9 +220,12 @@ _KNOWN: Final[Mapping[Endpoint, Mapping[str, Parameter]]] = {
 }
 
 
-def check_parameters(body: Mapping[str, object], endpoint: Endpoint) -> None:
+def check_parameters(
+    body: Mapping[str, object], endpoint: Endpoint, capabilities: Collection[Capability] = ()
+) -> None:
     """Refuse what cannot be honoured; note what is not known.
 
+    :param capabilities: the model's.
     :raises ~tilert_stream.errors.UnsupportedParameter: naming the field.
     """
     known = _KNOWN[endpoint]
@@ -192,7 +234,7 @@ def check_parameters(body: Mapping[str, object], endpoint: Endpoint) -> None:
         parameter = known.get(name)
         if parameter is None:
             unknown.append(name)
-        elif parameter.refuses(value):
+        elif parameter.refuses(value, capabilities):
             raise UnsupportedParameter(_refusal(parameter, value), param=name)
     if unknown and logger.isEnabledFor(logging.DEBUG):
         shown = ", ".join(describe(name) for name in unknown[:LOGGED_NAMES_MAX])
@@ -202,4 +244,5 @@ def check_parameters(body: Mapping[str, object], endpoint: Endpoint) -> None:
 def _refusal(parameter: Parameter, value: object) -> str:
     fine = " or ".join(dumps(allowed).decode() for allowed in parameter.no_effect)
     fix = f"leave it out or send {fine}" if fine else "leave it out"
-    return f"{parameter.name} is {describe(value)}, which is not served ({parameter.note}): {fix}"
+    why = parameter.without or parameter.note
+    return f"{parameter.name} is {describe(value)}, which is not served ({why}): {fix}"

@@ -15,7 +15,13 @@ from tilert_stream.nodes.local import local_service
 from .announcement import announce
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
 from .models import load_model
-from .request_options import check_stages, place_stages, time_limits
+from .request_options import (
+    check_stages,
+    choose_output,
+    place_stages,
+    reasoning_fields,
+    time_limits,
+)
 
 if TYPE_CHECKING:
     from tilert_stream.config import ServeConfig
@@ -32,10 +38,12 @@ def build_app(config: ServeConfig) -> App:
     check_stages(config)
     model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
     front = model.front
+    parser, card = choose_output(config, front.card)
     service = local_service(
         model.prefill,
         model.decode,
         front.tokenizer,
+        parser=parser,
         queue_timeout=config.queue_timeout,
         max_queue=config.max_queue,
         coalesce=config.coalesce_ms / 1000,
@@ -44,10 +52,11 @@ def build_app(config: ServeConfig) -> App:
     place_stages(service, config)
     return App(
         service,
-        front.card,
+        card,
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
         done_after_error=config.done_after_error,
+        reasoning_fields=reasoning_fields(config),
         heartbeat=config.heartbeat,
         cors_origins=config.cors_origins,
     )

@@ -17,7 +17,13 @@ from .announcement import announce
 from .cluster_key import cluster_key
 from .front import load_front
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
-from .request_options import check_stages, place_stages, time_limits
+from .request_options import (
+    check_stages,
+    choose_output,
+    place_stages,
+    reasoning_fields,
+    time_limits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,19 +61,22 @@ def build_router(config: RouterConfig) -> App:
         prefill_timeout=config.prefill_timeout,
         kv_timeout=config.kv_timeout,
     )
+    parser, card = choose_output(config, front.card)
     service = remote_service(
         nodes,
         front.tokenizer,
+        parser=parser,
         coalesce=config.coalesce_ms / 1000,
         time_limits=time_limits(config),
     )
     place_stages(service, config)
     return App(
         service,
-        front.card,
+        card,
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
         done_after_error=config.done_after_error,
+        reasoning_fields=reasoning_fields(config),
         heartbeat=config.heartbeat,
         cors_origins=config.cors_origins,
         routes=(pool_status_route(nodes),),

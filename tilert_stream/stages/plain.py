@@ -5,16 +5,17 @@ A failed request yields nothing: nothing has been sent yet, so the failure becom
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..openai.encoding import dumps
-from ..openai.objects import response
+from ..openai.envelope import REASONING_FIELDS
+from ..openai.objects import response, tool_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ..abc import Transform
-    from ..events import Finished, TextDelta
+    from ..events import Finished, TextDelta, ToolCallStart
     from ..openai.envelope import Envelope
     from ..scope import RequestScope
 
@@ -22,35 +23,82 @@ __all__ = ("EncodeJSON",)
 
 
 class EncodeJSON:
-    """Makes the encoder of one request that is not streamed."""
+    """Makes the encoder of one request that is not streamed.
+
+    :param reasoning_fields: the names that reasoning goes by in the message, each once.
+    """
 
     stage_name = "plain"
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(
+        self, envelope: Envelope, *, reasoning_fields: Sequence[str] = REASONING_FIELDS
+    ) -> None:
         self._envelope = envelope
+        self._reasoning_fields = reasoning_fields if envelope.include_reasoning else ()
 
     def __call__(self, scope: RequestScope) -> Transform[TextDelta, bytes]:
         """The encoder for ``scope``'s request."""
-        return _JSONEncoder(self._envelope, scope)
+        return _JSONEncoder(self._envelope, scope, self._reasoning_fields)
+
+
+class _Call(NamedTuple):
+    start: ToolCallStart
+    arguments: list[str]
 
 
 class _JSONEncoder:
-    __slots__ = ("_envelope", "_pieces", "_scope", "_tokens")
+    __slots__ = (
+        "_calls",
+        "_envelope",
+        "_pieces",
+        "_reasoning",
+        "_reasoning_fields",
+        "_reasoning_tokens",
+        "_scope",
+        "_tokens",
+    )
 
-    def __init__(self, envelope: Envelope, scope: RequestScope) -> None:
+    def __init__(
+        self, envelope: Envelope, scope: RequestScope, reasoning_fields: Sequence[str]
+    ) -> None:
         self._envelope = envelope
         self._scope = scope
+        self._reasoning_fields = reasoning_fields
         self._pieces: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[_Call] = []
         self._tokens = 0
+        self._reasoning_tokens = 0
 
     def feed(self, delta: TextDelta) -> Iterable[bytes]:
-        self._pieces.append(delta.text)
         self._tokens += len(delta.ids)
+        if delta.channel == "content":
+            self._pieces.append(delta.text)
+        elif delta.channel == "reasoning":
+            self._reasoning.append(delta.text)
+            self._reasoning_tokens += len(delta.ids)
+        else:
+            if delta.call is not None:
+                self._calls.append(_Call(delta.call, []))
+            if delta.text:
+                self._calls[delta.call_index].arguments.append(delta.text)
         return ()
 
     def finish(self, outcome: Finished) -> Iterable[bytes]:
         if outcome.error is not None or outcome.reason == "cancelled":
             return ()
-        text = "".join(self._pieces)
-        whole = response(self._envelope, text, outcome, self._scope.usage, self._tokens)
+        reasoning = "".join(self._reasoning)
+        whole = response(
+            self._envelope,
+            "".join(self._pieces),
+            outcome,
+            self._scope.usage,
+            self._tokens,
+            reasoning=dict.fromkeys(self._reasoning_fields, reasoning) if reasoning else None,
+            tool_calls=[
+                tool_call(call.start.id, call.start.name, "".join(call.arguments))
+                for call in self._calls
+            ],
+            reasoning_tokens=self._reasoning_tokens,
+        )
         return (dumps(whole),)

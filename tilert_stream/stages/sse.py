@@ -3,8 +3,8 @@
 The wire is ``data: {json}``, a blank line, and at the end ``data: [DONE]``: nothing else, since
 comments, ``id:`` and ``event:`` lines each break some client. The order of a stream:
 
-1. The first text brings the role along, as one event. A token without text sends nothing; it is
-   counted. A stream that ends without any text sends the role then.
+1. The first text, reasoning or call brings the role along, as one event. A token without text
+   sends nothing; it is counted. A stream that ends without any of them sends the role then.
 2. Finish, usage (where asked for) and ``[DONE]`` are one item, hence one write.
 3. A failed stream ends with ``data: {"error": …}``: no finish reason, no usage, no ``[DONE]``;
    whoever writes it cuts the connection then. A cancelled one has no reader and gets nothing.
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from ..openai.chunks import ChunkTemplate
 from ..openai.encoding import dump_text
+from ..openai.envelope import REASONING_FIELDS
 from ..openai.errors import error_body
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ..abc import Transform
     from ..events import Finished, TextDelta
@@ -36,17 +37,27 @@ class EncodeSSE:
 
     :param done_after_error: send ``[DONE]`` after an error too, as several servers do. Clients
         that count a stream as good when they see ``[DONE]`` then take the failure for a success.
+    :param reasoning_fields: the names that reasoning goes by in a delta, each once.
     """
 
     stage_name = "sse"
 
-    def __init__(self, envelope: Envelope, *, done_after_error: bool = False) -> None:
+    def __init__(
+        self,
+        envelope: Envelope,
+        *,
+        done_after_error: bool = False,
+        reasoning_fields: Sequence[str] = REASONING_FIELDS,
+    ) -> None:
         self._envelope = envelope
         self._done_after_error = done_after_error
+        self._reasoning_fields = reasoning_fields if envelope.include_reasoning else ()
 
     def __call__(self, scope: RequestScope) -> Transform[TextDelta, bytes]:
         """The encoder for ``scope``'s request."""
-        return _SSEEncoder(self._envelope, scope, done_after_error=self._done_after_error)
+        return _SSEEncoder(
+            self._envelope, scope, self._reasoning_fields, done_after_error=self._done_after_error
+        )
 
 
 class _SSEEncoder:
@@ -56,15 +67,25 @@ class _SSEEncoder:
         "_done_after_error",
         "_head",
         "_include_usage",
+        "_reasoning_tokens",
         "_role_due",
         "_scope",
+        "_shows_reasoning",
         "_tail",
         "_text_head",
         "_tokens",
     )
 
-    def __init__(self, envelope: Envelope, scope: RequestScope, *, done_after_error: bool) -> None:
-        self._chunks = ChunkTemplate(envelope)
+    def __init__(
+        self,
+        envelope: Envelope,
+        scope: RequestScope,
+        reasoning_fields: Sequence[str],
+        *,
+        done_after_error: bool,
+    ) -> None:
+        self._chunks = ChunkTemplate(envelope, reasoning_fields)
+        self._shows_reasoning = bool(reasoning_fields)
         self._scope = scope
         self._include_usage = envelope.include_usage
         self._continuous = envelope.continuous_usage
@@ -74,10 +95,18 @@ class _SSEEncoder:
         self._tail = self._chunks.text_tail + b"}\n\n"
         self._role_due = envelope.kind == "chat"
         self._tokens = 0
+        self._reasoning_tokens = 0
 
     def feed(self, delta: TextDelta) -> Iterable[bytes]:
         self._tokens += len(delta.ids)
-        return (self._event(delta.text),) if delta.text else ()
+        if delta.channel == "content":
+            return (self._event(delta.text),) if delta.text else ()
+        if delta.channel == "reasoning":
+            self._reasoning_tokens += len(delta.ids)
+            shown = bool(delta.text) and self._shows_reasoning
+        else:
+            shown = bool(delta.text) or delta.call is not None
+        return (self._channel_event(delta),) if shown else ()
 
     def finish(self, outcome: Finished) -> Iterable[bytes]:
         if outcome.error is not None:
@@ -89,7 +118,7 @@ class _SSEEncoder:
         if self._role_due:
             end = self._event("") + end
         if self._include_usage:
-            usage = self._chunks.usage(self._scope.usage, self._tokens)
+            usage = self._chunks.usage(self._scope.usage, self._tokens, self._reasoning_tokens)
             end += b"data: " + usage + b"\n\n"
         return (end + DONE,)
 
@@ -99,7 +128,14 @@ class _SSEEncoder:
         tail = self._chunks.text_tail + self._end() if self._continuous else self._tail
         return b"".join((head, dump_text(text), tail))
 
+    def _channel_event(self, delta: TextDelta) -> bytes:
+        chunk = self._chunks.delta(delta, role=self._role_due)
+        self._role_due = False
+        self._head = self._text_head
+        return b"".join((b"data: ", chunk, self._end()))
+
     def _end(self) -> bytes:
         if not self._continuous:
             return b"}\n\n"
-        return self._chunks.usage_member(self._scope.usage, self._tokens) + b"}\n\n"
+        usage = self._chunks.usage_member(self._scope.usage, self._tokens, self._reasoning_tokens)
+        return usage + b"}\n\n"
