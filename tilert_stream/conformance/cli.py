@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from ..errors import ConfigError
+from .check import Verdict
 from .checks import CHECKS
 from .files import to_json, to_junit
 from .runner import check_server
@@ -105,6 +106,8 @@ def _command(
         json.write_bytes(to_json(report))
     if junit is not None:
         junit.write_bytes(to_junit(report))
+    if report.count(Verdict.SKIP) == len(report.results):
+        sys.exit(_refuse("every check was skipped: nothing is known about this server."))
     sys.exit(FAILURE if report.broken() else 0)
 
 

@@ -41,6 +41,7 @@ class Ending(StrEnum):
     MALFORMED = "not HTTP/1.1"
     TIMEOUT = "not complete within the time limit"
     TOO_LONG = "longer than the limit"
+    REFUSED = "no connection"
     LEFT = "left by the client"
 
 

@@ -16,6 +16,7 @@ from .report import Report
 from .session import Facts, Session
 from .settings import Settings
 from .target import Target
+from .wire import dial
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
@@ -46,13 +47,14 @@ async def check_server(
     :param only: ids or themes; none: all.
     :param skip: ids or themes.
     :param on_result: called after each check.
-    :raises OSError: nobody answers at the target.
+    :raises OSError: nobody answers at the target, in time and with a certificate to trust.
     :raises ~tilert_stream.errors.ConfigError: an id that there is not.
     """
     chosen = select(only, skip)
     settings = Settings() if settings is None else settings
-    async with await anyio.connect_tcp(target.host, target.port):
-        pass
+    with anyio.fail_after(settings.timeout):
+        async with dial(target, settings):
+            pass
     facts = Facts(model=model)
     await Session(target, settings, facts).discover()
     report = Report(target.url, facts.model)

@@ -184,7 +184,7 @@ async def play(
             async with dial(target, settings) as wire:
                 exchange = await wire.exchange(request, leave)
         except OSError as error:
-            exchange.fault = f"no connection: {error}"
+            exchange.ending, exchange.fault = Ending.REFUSED, str(error)
     if scope.cancelled_caught:
         exchange.ending = Ending.TIMEOUT
     return exchange
