@@ -45,9 +45,14 @@ class Wire:
         self._parser = h11.Connection(h11.CLIENT)
         self._eof = False
 
-    async def exchange(self, request: Request, leave: Leave | None = None) -> Exchange:
-        """Send ``request`` and read its answer, to the end or until this client leaves."""
-        exchange = Exchange(request)
+    async def exchange(
+        self, request: Request, leave: Leave | None = None, into: Exchange | None = None
+    ) -> Exchange:
+        """Send ``request`` and read its answer, to the end or until this client leaves.
+
+        :param into: gets the answer as it comes, so that a part of it is there after a time-out.
+        """
+        exchange = Exchange(request) if into is None else into
         if self._parser.our_state is h11.DONE:
             self._parser.start_next_cycle()
         try:
@@ -182,7 +187,7 @@ async def play(
     with anyio.move_on_after(settings.timeout) as scope:
         try:
             async with dial(target, settings) as wire:
-                exchange = await wire.exchange(request, leave)
+                await wire.exchange(request, leave, exchange)
         except OSError as error:
             exchange.ending, exchange.fault = Ending.REFUSED, str(error)
     if scope.cancelled_caught:
