@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.conformance.faults import FAULTS, Fault
-from tests.conformance.spoiling import Asked, Leaky, OneReader, Reply, Spoiled
+from tests.conformance.spoiling import Asked, Leaky, OneReader, Reply, Spoiled, read
 from tilert_stream.conformance import CHECKS, Settings, Severity, Verdict, check_app, select
 from tilert_stream.conformance.checks.sse import judge_first_chunk
 from tilert_stream.conformance.exchange import Exchange, Read, Request
@@ -131,3 +131,29 @@ async def test_a_check_is_bounded_in_requests() -> None:
     bound = Settings(requests=3)
     report = await check_app(ScriptedApp(), only=("usage.counts",), settings=bound)
     assert "more than 3 requests" in report.of("usage.counts").reason
+
+
+async def _never_ends(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers plainly at once; of a stream it sends one event and no more."""
+    if scope["type"] != "http":
+        return
+    asked = await read(scope, receive)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if asked is None or not asked.stream:
+        await send({"type": "http.response.body", "body": b"{}"})
+        return
+    await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@pytest.mark.parametrize("check", ["sse.done", "headers.keep-alive"])
+async def test_a_stream_that_never_ends_is_a_failure_within_the_time_limit(check: str) -> None:
+    report = await check_app(_never_ends, only=(check,), settings=Settings(timeout=1))
+    assert report.of(check).verdict is Verdict.FAIL
+    assert "not complete within the time limit" in report.of(check).reason
+
+
+async def test_what_came_before_a_time_out_is_the_evidence() -> None:
+    report = await check_app(_never_ends, only=("sse.done",), settings=Settings(timeout=1))
+    assert "< data: {}" in report.of("sse.done").evidence

@@ -11,6 +11,7 @@ from ..http.server import Server
 from ..http.settings import ServerSettings
 from .check import Result, Verdict
 from .checks import select
+from .exchange import Ending
 from .judging import Failed, Skipped, evidence, printable
 from .report import Report
 from .session import Facts, Session
@@ -114,6 +115,8 @@ async def _play(check: Check, session: Session) -> Result:
         verdict, reason = Verdict.FAIL, failed.reason
         exchange = failed.exchange or session.last
         shown = evidence(exchange, failed.at) if exchange is not None else ""
+    except TimeoutError:
+        verdict, reason = Verdict.FAIL, str(Ending.TIMEOUT)
     except OSError as error:
         verdict, reason = Verdict.FAIL, f"no connection: {error}"
     seconds = anyio.current_time() - started

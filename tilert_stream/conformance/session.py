@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import anyio
 import orjson
 
 from .answer import Answer, error_of
@@ -14,7 +16,7 @@ from .judging import Failed, require, skip
 from .wire import dial, play
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncGenerator
 
     from .exchange import Exchange, Leave
     from .settings import Settings
@@ -63,10 +65,16 @@ class Session:
         self.last = await play(self.target, self.settings, request, leave)
         return self.last
 
-    def connection(self) -> AbstractAsyncContextManager[Wire]:
-        """A connection for more than one request."""
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[Wire]:
+        """A connection for more than one request, all of them within the time limit of one.
+
+        :raises TimeoutError: they were not complete.
+        """
         self._count()
-        return dial(self.target, self.settings)
+        with anyio.fail_after(self.settings.timeout):
+            async with dial(self.target, self.settings) as wire:
+                yield wire
 
     def fields(self, prompt: object = PROMPT, path: str | None = None, /, **given: object) -> bytes:
         """The body of a question, greedy and short unless ``given`` says otherwise."""
