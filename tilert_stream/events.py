@@ -57,6 +57,8 @@ class Finished:
     stop_reason: int | str | None = None
     """The stop string or the stop token id that ended it; None for the model's own EOS."""
     error: TilertStreamError | None = None
+    account: Mapping[str, object] | None = field(default=None, compare=False, repr=False)
+    """What the engine has counted, under TileRT's names: ``forwards``, ``mtp_accept_mean`` …"""
 
     @classmethod
     def failed(cls, error: TilertStreamError) -> Finished:

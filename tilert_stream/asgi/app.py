@@ -27,9 +27,11 @@ from ..openai.completions import parse_completion
 from ..openai.envelope import REASONING_FIELDS
 from ..stages.plain import EncodeJSON
 from ..stages.sse import EncodeSSE
+from ..telemetry.record import RequestRecord
 from .auth import KeyRing
 from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_answer
 from .request_body import parse_body, read_body
+from .request_headers import client_request_id, wants_timing
 from .response import EVENT_STREAM, JSON, StreamResponse
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from ..model.card import ModelCard
     from ..openai.envelope import Envelope
     from ..service import Service
+    from ..telemetry.telemetry import Telemetry
     from .endpoint import Handler
 
     Parse = Callable[[bytes, ModelCard], tuple[GenerateRequest, Envelope]]
@@ -62,6 +65,8 @@ class App:
         that close what is idle; ``inf``: never. Some clients fail on a comment.
     :param cors_origins: origins whose pages may read the answers; ``*`` is all of them.
     :param reasoning_fields: the names that reasoning goes by in messages and deltas.
+    :param telemetry: counts requests and logs them; None: nobody does, and ``/metrics`` is not
+        there.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class App:
         heartbeat: float = inf,
         cors_origins: Sequence[str] = (),
         reasoning_fields: Sequence[str] = REASONING_FIELDS,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.service = service
         self.card = card
@@ -84,6 +90,9 @@ class App:
         self._done_after_error = done_after_error
         self._heartbeat = heartbeat
         self._reasoning_fields = reasoning_fields
+        if telemetry is not None:
+            telemetry.watch(service)
+            routes = (*routes, telemetry.route())
         self._router: ASGIApp = Router(
             routes=[
                 Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
@@ -105,7 +114,7 @@ class App:
                 allow_origins=cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
-                expose_headers=("x-request-id", "retry-after", "retry-after-ms"),
+                expose_headers=("x-request-id", "retry-after", "retry-after-ms", "server-timing"),
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,25 +129,33 @@ class App:
 
     def _generate(self, parse: Parse) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            self._keys.check(scope["headers"])
-            body = await read_body(scope, receive, self._max_body_bytes)
-            request, envelope = await parse_body(parse, body, self.card)
-            encode = (
-                EncodeSSE(
-                    envelope,
-                    done_after_error=self._done_after_error,
-                    reasoning_fields=self._reasoning_fields,
-                )
-                if envelope.stream
-                else EncodeJSON(envelope, reasoning_fields=self._reasoning_fields)
-            )
+            headers = scope["headers"]
+            record = RequestRecord(endpoint=scope["path"], client_id=client_request_id(headers))
+            with self.service.observers.refusals(record):
+                self._keys.check(headers)
+                body = await read_body(scope, receive, self._max_body_bytes)
+                request, envelope = await parse_body(parse, body, self.card)
+                record.model, record.stream = envelope.model, envelope.stream
+                encode = self._encoder(envelope, timing=wants_timing(headers))
+                opened = self.service.open(request, encode, record=record)
             response = StreamResponse(
-                self.service.open(request, encode),
+                opened,
                 content=EVENT_STREAM if envelope.stream else JSON,
-                headers=((b"x-request-id", request.id.encode()),),
+                headers=((b"x-request-id", (record.client_id or request.id).encode()),),
                 cut_on_error=not self._done_after_error,
                 heartbeat=self._heartbeat if envelope.stream else inf,
+                server_timing=not envelope.stream,
             )
             await response(scope, receive, send)
 
         return handle
+
+    def _encoder(self, envelope: Envelope, *, timing: bool) -> EncodeSSE | EncodeJSON:
+        if not envelope.stream:
+            return EncodeJSON(envelope, reasoning_fields=self._reasoning_fields, timing=timing)
+        return EncodeSSE(
+            envelope,
+            done_after_error=self._done_after_error,
+            reasoning_fields=self._reasoning_fields,
+            timing=timing,
+        )

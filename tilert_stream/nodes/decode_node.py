@@ -186,6 +186,8 @@ class DecodeNode(Generic[SequenceT]):
         landed = await self._landed(promise.landing, order)
         order.times["landed"] = CLOCK()
         scope.usage = PromptUsage(landed.tokens)
+        if scope.record is not None:
+            scope.record.kv_bytes = landed.nbytes
         self._check_length(landed.tokens + order.limits.max_tokens)
         kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums)
         job = self._worker.open(

@@ -23,6 +23,7 @@ from tilert_stream.asgi.request_body import parse_body, read_body
 from tilert_stream.asgi.response import JSON, StreamResponse
 from tilert_stream.openai.encoding import dumps
 from tilert_stream.openai.objects import response
+from tilert_stream.telemetry.record import RequestRecord
 
 from .prefill_orders import read_prefill_order
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from tilert_stream.openai.envelope import Envelope
     from tilert_stream.scope import RequestScope
     from tilert_stream.service import Service
+    from tilert_stream.telemetry.telemetry import Telemetry
 
 __all__ = ("PrefillApp",)
 
@@ -50,6 +52,8 @@ class PrefillApp:
 
     :param desk: where KV caches leave; entered, like ``service``, by the lifespan.
     :param api_keys: one of them must come as bearer token with every ``/v1`` request; none: open.
+    :param telemetry: counts requests and logs them; None: nobody does, and ``/metrics`` is not
+        there.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class PrefillApp:
         *,
         api_keys: Iterable[str] = (),
         max_body_bytes: int = 32 * 1024 * 1024,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.service = service
         self._card = card
@@ -68,6 +73,8 @@ class PrefillApp:
         self._desk = desk
         self._keys = KeyRing(api_keys)
         self._max_body_bytes = max_body_bytes
+        if telemetry is not None:
+            telemetry.watch(service)
         self._router = Router(
             routes=[
                 Route("/v1/completions", Endpoint(POST=self._prefill("completion"))),
@@ -75,6 +82,7 @@ class PrefillApp:
                 Route("/v1/models", Endpoint(GET=models_answer(card, self._keys))),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
                 Route("/ready", Endpoint(GET=ready_answer(service))),
+                *([] if telemetry is None else [telemetry.route()]),
             ],
             redirect_slashes=False,
             default=not_found,
@@ -93,11 +101,15 @@ class PrefillApp:
 
     def _prefill(self, kind: EndpointKind) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            self._keys.check(scope["headers"])
-            body = await read_body(scope, receive, self._max_body_bytes)
-            order, envelope = await parse_body(read_prefill_order, body, self._card, kind)
-            encode = _EncodeFirstToken(envelope, self._tokenizer)
-            answer = StreamResponse(self.service.open(order, encode), content=JSON)
+            record = RequestRecord(endpoint=scope["path"], stream=False)
+            with self.service.observers.refusals(record):
+                self._keys.check(scope["headers"])
+                body = await read_body(scope, receive, self._max_body_bytes)
+                order, envelope = await parse_body(read_prefill_order, body, self._card, kind)
+                record.model = envelope.model
+                encode = _EncodeFirstToken(envelope, self._tokenizer)
+                opened = self.service.open(order, encode, record=record)
+            answer = StreamResponse(opened, content=JSON)
             await answer(scope, receive, send)
 
         return handle

@@ -25,7 +25,7 @@ from anyio import (
 
 from tilert_stream.errors import NotReady, TilertStreamError
 from tilert_stream.events import Finished, GenerateRequest, Reserved, TokenBatch
-from tilert_stream.lifecycle import State
+from tilert_stream.lifecycle import CLOCK, State
 from tilert_stream.nodes.local import LocalPrefill
 
 from .hand_over.courier import open_courier
@@ -34,7 +34,7 @@ from .hand_over.staging import StagingMemory
 from .landing_port import transport_maker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskGroup
 
@@ -62,6 +62,8 @@ class HandOverDesk(AsyncContextManagerMixin):
     :param stagings: prompts of the longest kind whose KV caches can wait at once.
     :param timeout: seconds that one may take from its first token to the decode node.
     :param key: the cluster's.
+    :param on_delivered: is told the bytes of each KV cache that was handed over, and the seconds
+        from its first token on.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class HandOverDesk(AsyncContextManagerMixin):
         stagings: int,
         timeout: float,
         key: ClusterKey | None = None,
+        on_delivered: Callable[[int, float], object] | None = None,
     ) -> None:
         self._layout = layout
         self._make_transport = transport_maker(transport, host=host)
         self._staging_bytes = stagings * layout.staging_bytes(layout.max_seq_len)
         self._timeout = timeout
         self._key = key
+        self._on_delivered = on_delivered
         self._courier: NodeCourier | None = None
         self._staging: StagingMemory | None = None
         self._tasks: TaskGroup | None = None
@@ -135,6 +139,7 @@ class HandOverDesk(AsyncContextManagerMixin):
         courier, staging = self._courier, self._staging
         if courier is None or staging is None:
             return
+        begun = CLOCK()
         try:
             with fail_after(self._timeout):
                 piece = await to_thread.run_sync(
@@ -152,6 +157,8 @@ class HandOverDesk(AsyncContextManagerMixin):
                     await courier.deliver(parcel)
                 finally:
                     staging.give_back(piece)
+                if self._on_delivered is not None:
+                    self._on_delivered(parcel.nbytes, CLOCK() - begun)
         except TimeoutError:
             logger.warning("request %s was not handed over in %g s", request_id, self._timeout)
         except TilertStreamError as error:

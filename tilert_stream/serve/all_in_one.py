@@ -22,6 +22,7 @@ from .request_options import (
     reasoning_fields,
     time_limits,
 )
+from .telemetry import make_telemetry
 
 if TYPE_CHECKING:
     from tilert_stream.config import ServeConfig
@@ -59,6 +60,7 @@ def build_app(config: ServeConfig) -> App:
         reasoning_fields=reasoning_fields(config),
         heartbeat=config.heartbeat,
         cors_origins=config.cors_origins,
+        telemetry=make_telemetry(config, card),
     )
 
 

@@ -24,6 +24,7 @@ from .request_options import (
     reasoning_fields,
     time_limits,
 )
+from .telemetry import make_telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +81,7 @@ def build_router(config: RouterConfig) -> App:
         heartbeat=config.heartbeat,
         cors_origins=config.cors_origins,
         routes=(pool_status_route(nodes),),
+        telemetry=make_telemetry(config, card, shared_port=config.workers > 1),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..openai.encoding import dumps
 from ..openai.envelope import REASONING_FIELDS
 from ..openai.objects import response, tool_call
+from ..telemetry.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,19 +27,25 @@ class EncodeJSON:
     """Makes the encoder of one request that is not streamed.
 
     :param reasoning_fields: the names that reasoning goes by in the message, each once.
+    :param timing: say where the time went, as ``pd_timing_ms``.
     """
 
     stage_name = "plain"
 
     def __init__(
-        self, envelope: Envelope, *, reasoning_fields: Sequence[str] = REASONING_FIELDS
+        self,
+        envelope: Envelope,
+        *,
+        reasoning_fields: Sequence[str] = REASONING_FIELDS,
+        timing: bool = False,
     ) -> None:
         self._envelope = envelope
         self._reasoning_fields = reasoning_fields if envelope.include_reasoning else ()
+        self._timing = timing
 
     def __call__(self, scope: RequestScope) -> Transform[TextDelta, bytes]:
         """The encoder for ``scope``'s request."""
-        return _JSONEncoder(self._envelope, scope, self._reasoning_fields)
+        return _JSONEncoder(self._envelope, scope, self._reasoning_fields, timing=self._timing)
 
 
 class _Call(NamedTuple):
@@ -55,15 +62,22 @@ class _JSONEncoder:
         "_reasoning_fields",
         "_reasoning_tokens",
         "_scope",
+        "_timing",
         "_tokens",
     )
 
     def __init__(
-        self, envelope: Envelope, scope: RequestScope, reasoning_fields: Sequence[str]
+        self,
+        envelope: Envelope,
+        scope: RequestScope,
+        reasoning_fields: Sequence[str],
+        *,
+        timing: bool,
     ) -> None:
         self._envelope = envelope
         self._scope = scope
         self._reasoning_fields = reasoning_fields
+        self._timing = timing
         self._pieces: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[_Call] = []
@@ -85,6 +99,8 @@ class _JSONEncoder:
         return ()
 
     def finish(self, outcome: Finished) -> Iterable[bytes]:
+        if self._scope.record is not None:
+            self._scope.record.completion_tokens = self._tokens
         if outcome.error is not None or outcome.reason == "cancelled":
             return ()
         reasoning = "".join(self._reasoning)
@@ -101,4 +117,6 @@ class _JSONEncoder:
             ],
             reasoning_tokens=self._reasoning_tokens,
         )
+        if self._timing:
+            whole["pd_timing_ms"] = Timeline.of(self._scope).milliseconds()
         return (dumps(whole),)

@@ -15,9 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ..openai.chunks import ChunkTemplate
-from ..openai.encoding import dump_text
+from ..openai.encoding import dump_text, dumps
 from ..openai.envelope import REASONING_FIELDS
 from ..openai.errors import error_body
+from ..telemetry.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,6 +39,8 @@ class EncodeSSE:
     :param done_after_error: send ``[DONE]`` after an error too, as several servers do. Clients
         that count a stream as good when they see ``[DONE]`` then take the failure for a success.
     :param reasoning_fields: the names that reasoning goes by in a delta, each once.
+    :param timing: say where the time went, as ``pd_timing_ms`` on the usage chunk, or on the one
+        with the finish reason where usage is not asked for.
     """
 
     stage_name = "sse"
@@ -48,15 +51,21 @@ class EncodeSSE:
         *,
         done_after_error: bool = False,
         reasoning_fields: Sequence[str] = REASONING_FIELDS,
+        timing: bool = False,
     ) -> None:
         self._envelope = envelope
         self._done_after_error = done_after_error
         self._reasoning_fields = reasoning_fields if envelope.include_reasoning else ()
+        self._timing = timing
 
     def __call__(self, scope: RequestScope) -> Transform[TextDelta, bytes]:
         """The encoder for ``scope``'s request."""
         return _SSEEncoder(
-            self._envelope, scope, self._reasoning_fields, done_after_error=self._done_after_error
+            self._envelope,
+            scope,
+            self._reasoning_fields,
+            done_after_error=self._done_after_error,
+            timing=self._timing,
         )
 
 
@@ -73,6 +82,7 @@ class _SSEEncoder:
         "_shows_reasoning",
         "_tail",
         "_text_head",
+        "_timing",
         "_tokens",
     )
 
@@ -83,6 +93,7 @@ class _SSEEncoder:
         reasoning_fields: Sequence[str],
         *,
         done_after_error: bool,
+        timing: bool,
     ) -> None:
         self._chunks = ChunkTemplate(envelope, reasoning_fields)
         self._shows_reasoning = bool(reasoning_fields)
@@ -90,6 +101,7 @@ class _SSEEncoder:
         self._include_usage = envelope.include_usage
         self._continuous = envelope.continuous_usage
         self._done_after_error = done_after_error
+        self._timing = timing
         self._head = b"data: " + self._chunks.first_head
         self._text_head = b"data: " + self._chunks.text_head
         self._tail = self._chunks.text_tail + b"}\n\n"
@@ -109,18 +121,25 @@ class _SSEEncoder:
         return (self._channel_event(delta),) if shown else ()
 
     def finish(self, outcome: Finished) -> Iterable[bytes]:
+        if self._scope.record is not None:
+            self._scope.record.completion_tokens = self._tokens
         if outcome.error is not None:
             event = b"data: " + error_body(outcome.error) + b"\n\n"
             return (event + DONE if self._done_after_error else event,)
         if outcome.reason == "cancelled":
             return ()
-        end = b"data: " + self._chunks.finish(outcome) + self._end()
+        timing = self._timing_member() if self._timing else b""
+        end = b"data: " + self._chunks.finish(outcome)
+        end += self._end() if self._include_usage else timing + self._end()
         if self._role_due:
             end = self._event("") + end
         if self._include_usage:
             usage = self._chunks.usage(self._scope.usage, self._tokens, self._reasoning_tokens)
-            end += b"data: " + usage + b"\n\n"
+            end += b"data: " + usage[:-1] + timing + b"}\n\n"
         return (end + DONE,)
+
+    def _timing_member(self) -> bytes:
+        return b',"pd_timing_ms":' + dumps(Timeline.of(self._scope).milliseconds())
 
     def _event(self, text: str) -> bytes:
         head, self._head = self._head, self._text_head
