@@ -42,7 +42,7 @@ PARAMETER: Final = "<｜DSML｜parameter"
 _NAME: Final = re.compile(r"[\w.:/-]+")
 _SEPARATOR: Final = Markers((SEPARATOR,))
 _LINE_FEED: Final = Markers(("\n",))
-_FENCE: Final = Markers(("```json", "```\n"))
+_OBJECT: Final = Markers(("{",))
 _FENCE_END: Final = Markers(("```",))
 _TAG_END: Final = Markers((">",))
 _INVOKE_TAG: Final = re.compile(r'\s+name="([\w.:/-]+)"\s*')
@@ -79,15 +79,17 @@ class DeepSeekReader(SectionReader):
             raise Malformed
         call = JSONCall(self)
         call.name(name.strip())
-        yield from self.skip(" \n\r\t")
-        fenced = (yield from self.opening(_FENCE)) is not None
-        if (yield from next_character(self)) != "{":
+        fence, _ = yield from self.until(_OBJECT, HEAD_MAX)
+        self.at -= len("{")
+        if fence.strip() not in ("", "```json", "```"):
             raise Malformed
         yield from stream_value(self, call.arguments)
         call.end_arguments()
-        if fenced:
-            yield from self.skip(" \n\r\t")
-            yield from self.opening(_FENCE_END)
+        if fence.strip():
+            before, ticks = yield from self.until(_FENCE_END, HEAD_MAX)
+            if before.strip():
+                self.at -= len(before + ticks)
+                raise Malformed
 
     def _invoke(self) -> Reading[None]:
         tag, _ = yield from self.until(_TAG_END, HEAD_MAX)
