@@ -155,6 +155,12 @@ def test_finish_reasons(text: str, given_: Finished, right: Finished) -> None:
     assert parse(deltas([text]), given_)[1] == right
 
 
+def test_what_the_engine_has_counted_stays_with_the_end() -> None:
+    _, outcome = parse(deltas([CALL]), Finished("stop", account={"forwards": 3}))
+    assert outcome.reason == "tool_calls"
+    assert outcome.account == {"forwards": 3}
+
+
 def test_a_failed_request_stays_failed() -> None:
     failed = Finished.failed(EngineFault("no"))
     out, outcome = parse(deltas([CALL, "b <tool_"]), failed)

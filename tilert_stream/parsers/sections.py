@@ -112,6 +112,7 @@ class SectionReader(MarkerReader):
         """One call; the marker that ended it, where that begins something else."""
         if self._calls and not self._output.parallel_calls:
             self.over = True
+            self.emit("content", "", self.at)  # the marker's tokens count: they ended the answer
             raise EndOfText
         self.keep(self.at - len(marker))
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tilert_stream.events import Finished, TextDelta
@@ -109,7 +110,7 @@ class _Parsing:
         # What is read without a piece, line feeds beside a marker, may be an answer's last tokens.
         out += self._release("", self._received, self._received)
         if called and outcome.reason == "stop" and outcome.stop_reason is None:
-            out.append(Finished("tool_calls"))
+            out.append(replace(outcome, reason="tool_calls"))
         return out
 
     def _fall_back(self, item: TextDelta | None) -> Sequence[TextDelta]:
