@@ -12,7 +12,6 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.cases.asking import EOS, ByteApp, Exchange, batches, exchange, says
 from tilert_engine.scripted import Script
-from tilert_stream.model.card import Capability
 from tilert_stream.parsers.glm47 import GLM47
 from tilert_stream.parsers.hermes import HERMES
 from tilert_stream.parsers.think import THINKING
@@ -361,9 +360,3 @@ async def test_glm_writes_arguments_one_by_one(stream: bool) -> None:
     (made,) = seen.calls
     assert orjson.loads(made["function"]["arguments"]) == {"a": "é\n", "b": [1]}
     assert (seen.reasoning, seen.finish_reason) == ("why", "tool_calls")
-
-
-def test_capabilities_are_told_by_the_list_of_models() -> None:
-    card = app_that_says("").card
-    capabilities: frozenset[Capability] = frozenset({"tools"})
-    assert card.capabilities == capabilities
