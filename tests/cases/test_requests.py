@@ -150,6 +150,33 @@ async def test_pd_15_several_answers_are_refused_before_prefill(
     assert chunks == []
 
 
+REFUSED_BY_NAME = [
+    pytest.param({"logprobs": True, "top_logprobs": 2}, "logprobs", id="pd-16-chat"),
+    pytest.param({"prompt": "a", "logprobs": 2}, "logprobs", id="pd-16-completion"),
+    pytest.param(
+        {"response_format": {"type": "json_object"}}, "response_format", id="pd-18-json-object"
+    ),
+    pytest.param({"structured_outputs": {"regex": "a+"}}, "structured_outputs", id="pd-18-regex"),
+]
+
+
+@both
+@pytest.mark.parametrize(("fields", "param"), REFUSED_BY_NAME)
+async def test_pd_16_and_pd_18_are_refused_before_prefill(
+    fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    """No log-probability is invented, and no answer is said to keep to a grammar."""
+    chunks: list[int] = []
+    app = ByteApp(Script(before_chunk=chunks.append))
+    asked = exchange(app, fields, stream=stream)
+    async with app.lifespan():
+        await asked.run()
+    error = asked.json["error"]
+    assert (asked.status, error["param"]) == (400, param)
+    assert error["code"] == "unsupported_parameter"
+    assert chunks == []
+
+
 @both
 async def test_pd_21_nothing_of_a_request_stays_in_its_slot(stream: bool) -> None:
     app = ByteApp(Script(token=says(b"ab", EOS, b"cdS")))

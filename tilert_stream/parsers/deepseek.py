@@ -63,7 +63,7 @@ class DeepSeekReader(SectionReader):
             "<｜DSML｜function_calls>",
             "</｜DSML｜function_calls>",
         ),
-        within=(SEPARATOR,),
+        within=(SEPARATOR, "｜DSML｜"),  # the token that the tags of V3.2 are made of
     )
 
     def read_call(self, marker: str) -> Reading[None]:
