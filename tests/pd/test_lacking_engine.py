@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 from tests.pd.cluster import LONGEST, Cluster, ScriptedModel
 from tilert_engine.scripted import Script, ScriptedDecode
+from tilert_stream.events import Capability
 
 
 class NoMinP(ScriptedDecode):
-    lacks = frozenset({"min_p"})
+    capabilities: frozenset[Capability] = frozenset({"seed"})
 
 
 async def test_min_p_is_a_400_before_prefill_and_the_next_request_is_served() -> None:

@@ -25,18 +25,22 @@ from .. import __version__
 from ..openai.chat import parse_chat
 from ..openai.completions import parse_completion
 from ..openai.envelope import REASONING_FIELDS
+from ..openai.token_names import TokenNames
+from ..stages.gathered import Gathered
 from ..stages.plain import EncodeJSON
 from ..stages.sse import EncodeSSE
 from ..telemetry.record import RequestRecord
 from .auth import KeyRing
 from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_answer
-from .request_body import parse_body, read_body
+from .fan_out import open_all, requests_of
+from .request_body import check_grammar, parse_body, read_body
 from .request_headers import client_request_id, wants_timing
 from .request_id import id_header, name_request
 from .response import EVENT_STREAM, JSON, StreamResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from ..model.card import ModelCard
     from ..openai.envelope import Envelope
     from ..service import Service
+    from ..stream import Stream
     from ..telemetry.telemetry import Telemetry
     from .endpoint import Handler
 
@@ -86,6 +91,7 @@ class App:
     ) -> None:
         self.service = service
         self.card = card
+        self._names = TokenNames(card.tokenizer)
         self._keys = KeyRing(api_keys)
         self._max_body_bytes = max_body_bytes
         self._done_after_error = done_after_error
@@ -138,8 +144,8 @@ class App:
                 request, envelope = await parse_body(parse, body, self.card)
                 name_request(scope, record.client_id or request.id)
                 record.model, record.stream = envelope.model, envelope.stream
-                encode = self._encoder(envelope, timing=wants_timing(headers))
-                opened = self.service.open(request, encode, record=record)
+                await check_grammar(request, self.card.check_grammar)
+                opened = self._open(request, envelope, record, timing=wants_timing(headers))
             response = StreamResponse(
                 opened,
                 content=EVENT_STREAM if envelope.stream else JSON,
@@ -152,12 +158,44 @@ class App:
 
         return handle
 
-    def _encoder(self, envelope: Envelope, *, timing: bool) -> EncodeSSE | EncodeJSON:
+    def _open(
+        self, request: GenerateRequest, envelope: Envelope, record: RequestRecord, *, timing: bool
+    ) -> AbstractAsyncContextManager[Stream[bytes]]:
+        if envelope.choices == 1:
+            encode = self._encoder(envelope, timing=timing)
+            return self.service.open(request, encode, record=record)
+        gathered = Gathered()
+        opened = [
+            self.service.open(
+                each,
+                self._encoder(named, timing=False, gathered=gathered),
+                record=record if named.index == 0 else _another(record),
+            )
+            for each, named in requests_of(request, envelope)
+        ]
+        return open_all(opened, envelope, gathered, done_after_error=self._done_after_error)
+
+    def _encoder(
+        self, envelope: Envelope, *, timing: bool, gathered: Gathered | None = None
+    ) -> EncodeSSE | EncodeJSON:
         if not envelope.stream:
-            return EncodeJSON(envelope, reasoning_fields=self._reasoning_fields, timing=timing)
+            return EncodeJSON(
+                envelope,
+                reasoning_fields=self._reasoning_fields,
+                timing=timing,
+                names=self._names,
+                gathered=gathered,
+            )
         return EncodeSSE(
             envelope,
             done_after_error=self._done_after_error,
             reasoning_fields=self._reasoning_fields,
             timing=timing,
+            names=self._names,
+            gathered=gathered,
         )
+
+
+def _another(record: RequestRecord) -> RequestRecord:
+    """What is noted of a further answer to the same request."""
+    return RequestRecord(record.endpoint, record.model, record.stream, record.client_id)

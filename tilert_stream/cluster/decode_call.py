@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from ..errors import Busy, KVTimeout
+from ..errors import Busy, KVTimeout, UnsupportedParameter
 from ..http.client.errors import UpstreamInvalid
 from ..http.client.origin import Origin
 from .errors import DecodeFailed, ReservationLost
+from .further_sampling import further_sampling
 from .json_fields import as_object
 from .prompt_digest import prompt_digest
 from .refusals import mismatch_of, read_words, refusal_of, retry_after
@@ -107,6 +108,8 @@ class DecodeCall:
             waiting.
         :raises ~tilert_stream.errors.Busy: no slot is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
+        :raises ~tilert_stream.errors.UnsupportedParameter: the node's engine cannot do what it asks
+            for.
         :raises LayoutMismatch: the node cannot take such KV caches.
         :raises ~tilert_stream.http.client.UpstreamError: it did not answer, or not with a grant.
         """
@@ -123,8 +126,9 @@ class DecodeCall:
                 },
                 "layout": layout,
             }
-            if request.sampling.min_p > 0:
-                asked["needs"] = ["min_p"]
+            needs = request.sampling.needs()
+            if needs:
+                asked["needs"] = needs
             if wait:
                 asked["wait_s"] = wait
             status, body, after = await self._post("/pd/reserve", asked, wait=wait)
@@ -133,6 +137,10 @@ class DecodeCall:
             if status != 404 or read_words(body).code is not None:
                 raise self._refusal(status, body, after)
             self._stock = True
+        for name in request.sampling.needs():
+            raise UnsupportedParameter(
+                f"{name} is set, and {self.origin.label} has none; leave it out", param=name
+            )
         return await self._look(request.id)
 
     def _grant(self, body: bytes, request: str) -> Grant:
@@ -224,6 +232,7 @@ class DecodeCall:
                 "ignore_eos": not limits.eos_ids,
                 "min_tokens": limits.min_tokens,
                 "stop_token_ids": sorted(limits.stop_ids),
+                **further_sampling(sampling),
             },
             "timeout_s": self._kv_timeout,
             "stream": True,

@@ -9,7 +9,8 @@ from pydantic import Discriminator, Field, Tag
 from ..errors import UnsupportedParameter
 from .body import parse_object
 from .build import Budget, build, check_ids, check_model
-from .fields import CommonRequest
+from .fields import LOGPROBS_MAX, CommonRequest
+from .grammar import answer_grammar
 from .parameters import check_parameters
 from .validation import validate
 
@@ -53,6 +54,7 @@ class CompletionRequest(CommonRequest):
             custom_error_message="a string or a list of token ids",
         ),
     ]
+    logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
 
 
 def parse_completion(body: bytes, card: ModelCard) -> Parsed:
@@ -73,14 +75,33 @@ def read_completion(raw: Mapping[str, object], card: ModelCard) -> Parsed:
     wire = validate(CompletionRequest, raw)
     check_model(wire.model, card)
     check_parameters(raw, "completion", card.capabilities)
+    prompt_ids = _prompt_ids(wire, card)
     return build(
         wire,
         card,
         kind="completion",
-        prompt_ids=_prompt_ids(wire, card),
+        prompt_ids=prompt_ids,
         prompt_param="prompt",
         budget=Budget("max_tokens", wire.max_tokens, MAX_TOKENS_DEFAULT),
+        logprobs=wire.logprobs,
+        grammar=answer_grammar(wire.response_format, wire.structured_outputs),
+        echo=_echo(wire, prompt_ids, card),
     )
+
+
+def _echo(wire: CompletionRequest, prompt_ids: tuple[int, ...], card: ModelCard) -> str:
+    if not wire.echo:
+        return ""
+    if wire.logprobs is not None:
+        raise UnsupportedParameter(
+            "echo is true and logprobs is given: there are no log-probabilities of the prompt;"
+            " leave one of them out",
+            param="echo",
+        )
+    prompt, _ = _single(wire.prompt)
+    if isinstance(prompt, str):
+        return prompt
+    return card.tokenizer.decode(prompt_ids, skip_special_tokens=False)
 
 
 def _prompt_ids(wire: CompletionRequest, card: ModelCard) -> tuple[int, ...]:

@@ -30,8 +30,25 @@ class Envelope:
     """``stream_options.continuous_usage_stats``: usage on every chunk."""
     include_reasoning: bool = True
     """``include_reasoning``: False leaves reasoning out of the answer; it is counted."""
+    index: int = 0
+    """Which of the request's answers this is."""
+    choices: int = 1
+    """``n``: how many there are."""
+    logprobs: bool = False
+    """Whether each token's log-probability is told."""
+    token_ids: bool = False
+    """``return_token_ids``: ids beside the text."""
+    tokens_as_ids: bool = False
+    """``return_tokens_as_token_ids``: in ``logprobs`` tokens are ``token_id:N``."""
+    echo: str = ""
+    """What stands before the answer: the prompt, where ``echo`` asks for it."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
+
+    @property
+    def detailed(self) -> bool:
+        """Whether more is told than the text of one answer."""
+        return self.logprobs or self.token_ids or bool(self.echo) or self.choices > 1
 
     @property
     def id(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from .cluster_key import cluster_key
 from .front import load_front
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
 from .request_options import (
+    ENGINE_CAPABILITIES,
     check_stages,
     choose_output,
     place_stages,
@@ -64,7 +66,8 @@ def build_router(config: RouterConfig) -> App:
         queue_timeout=config.queue_timeout,
         max_queue=config.max_queue,
     )
-    parser, card = choose_output(config, front.card)
+    card = replace(front.card, capabilities=ENGINE_CAPABILITIES)
+    parser, card = choose_output(config, card)
     service = remote_service(
         nodes,
         front.tokenizer,

@@ -9,17 +9,18 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
+from tilert_stream.abc import GrammarEngine, capabilities_of
 from tilert_stream.errors import EngineFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tilert_stream.abc import DecodeEngine
-    from tilert_stream.events import Harvest, Limits, Sampling
+    from tilert_stream.events import Capability, Harvest, Limits, Sampling
 
     from .abc import KVLayout
 
-__all__ = ("LandedKV", "LandingDecode", "LimitedEngine", "ToldEngine")
+__all__ = ("LandedKV", "LandingDecode", "ToldEngine")
 
 SequenceT = TypeVar("SequenceT")
 
@@ -47,16 +48,6 @@ class ToldEngine(Protocol):
         ...
 
 
-@runtime_checkable
-class LimitedEngine(Protocol):
-    """An engine that cannot draw in every way that a request can ask for."""
-
-    @property
-    def lacks(self) -> frozenset[str]:
-        """The request fields that it cannot follow: ``min_p``."""
-        ...
-
-
 class LandingDecode(Generic[SequenceT]):
     """A ``DecodeEngine`` that takes ``LandedKV`` in place of its own KV object."""
 
@@ -75,9 +66,14 @@ class LandingDecode(Generic[SequenceT]):
         return self._engine.max_seq_len
 
     @property
-    def lacks(self) -> frozenset[str]:
-        """The request fields that the engine cannot follow."""
-        return self._engine.lacks if isinstance(self._engine, LimitedEngine) else frozenset()
+    def capabilities(self) -> frozenset[Capability]:
+        """As the engine's."""
+        return capabilities_of(self._engine)
+
+    def check_grammar(self, grammar: str, /) -> None:
+        """As the engine's; one that follows no grammar is never asked."""
+        if isinstance(self._engine, GrammarEngine):
+            self._engine.check_grammar(grammar)
 
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /
