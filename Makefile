@@ -12,20 +12,26 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -c constraints-dev.txt
 INPUTS := pyproject.toml constraints-dev.txt
 
+# Without it, or a network to bring it by, the model that is shipped is served.
+BRING_DEMO = $(if $(findstring --model,$(ARGS))$(findstring --engine,$(ARGS)),, \
+  $(BIN)/python -m tilert_stream.serve.demo_model >/dev/null || echo "serving tiny-glm5" >&2)
+
 # pyright runs on the node of its own wheel, whatever node the machine has.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pd test test-vllm soak bench bench-pd model lint format types hooks clean
+.PHONY: help serve pd test test-vllm soak bench bench-pd bench-transports model lint format types hooks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-serve: $(VENV)/.serve ## serve the demo model; ARGS are the server's options
+serve: $(VENV)/.serve ## serve the demo model, or the shipped one; ARGS are the server's options
+	@$(BRING_DEMO)
 	@$(BIN)/python -m tilert_stream.serve $(ARGS)
 
 pd: $(VENV)/.serve ## serve it by a router, a prefill and two decode nodes; ARGS as for serve
+	@$(BRING_DEMO)
 	@$(BIN)/python -m tilert_stream.serve.local_cluster $(ARGS)
 
 test: $(VENV)/.dev model ## run the tests; ARGS are pytest's options
@@ -44,6 +50,9 @@ bench: $(VENV)/.dev ## measure beside the floor and the peers; ARGS are python -
 
 bench-pd: $(VENV)/.dev ## the same for the router; ARGS are python -m bench.pd's options
 	$(BIN)/python -m bench.pd --check $(ARGS)
+
+bench-transports: $(VENV)/.dev ## the same for KV transports; ARGS are its module's options
+	$(BIN)/python -m bench.transports --check $(ARGS)
 
 model: $(VENV)/.serve ## bring the demo model into the cache
 	@$(BIN)/python -m tilert_stream.serve.demo_model

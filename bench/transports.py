@@ -1,48 +1,63 @@
-"""KV hand-off, GB/s: each transport beside a bare loop over the same segments.
+"""KV hand-off: each transport beside a bare loop over the same segments, and a whole hand-over.
 
-    python bench/transports.py [--rounds 9] [shm tcp nixl ...]
+    python -m bench.transports [--rounds 9] [--kinds shm tcp nixl …] [--json FILE] [--check]
 
 A model of 79 layers with 3 planes each, 64 and 512 MB in all; the writer keeps plane after plane,
 the reader layer after layer, so that no two of the 237 segments merge. Each round runs the bare
-loop and the transport one after the other; printed are the medians, and the median of the ratios
-inside a round, and the ratio of both sides' best rounds: on a busy machine waking a thread costs
-more than it does on one that has a core to spare. At the end: one write of 1 MB, microseconds from
-the call to its return in the event loop.
-
-The bare loops: shm, a slice assignment a segment between two memfd mappings; tcp, a thread that
-sends and one that receives into place, one call a segment; nixl, one transfer of the native API,
-polled without pause.
+loop and the transport one after the other. Then one write of 1 MB, from the call to its return in
+the event loop; and a hand-over of 1 MB, from prefill's claim to the moment that the decode node
+reports the region ready. Printed are medians over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import socket
-import threading
+import sys
 import time
-from collections.abc import Callable
-from statistics import median
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import anyio
-import numpy as np
+from rich.console import Console
+from rich.progress import Progress
 
-from tilert_transports.host_memory import HostMemory, prefault
-from tilert_transports.nixl_binding import installed, load, make_agent
-from tilert_transports.nixl_memory import Location
-from tilert_transports.plan import Plan, Row
+from tilert_transports.nixl_binding import installed
+from tilert_transports.plan import Plan
 from tilert_transports.registry import make
-from tilert_transports.shm_memory import SharedMemory
+
+from .bare_loops import BARE
+from .hand_over import hand_overs
+from .report import Metric
+from .results import Results
+from .session import about, add_output_options, show
+from .targets import Target
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from tilert_transports.abc import Peer, Region, Transport
 
-LAYERS, PLANES = 79, 3
-MB = 1 << 20
-SIZES = (64 * MB, 512 * MB)
-LATENCY_WRITES = 300
+__all__ = ("measure", "targets")
 
-Bare = Callable[[], None]
+LAYERS, PLANES = 79, 3
+MB: Final = 1 << 20
+SIZES: Final = (64, 512)
+PACKAGES: Final = ("anyio", "numpy")
+METRICS: Final = (
+    Metric("gbps", "Written, GB/s", 2),
+    Metric("bare_gbps", "By the bare loop, GB/s", 2),
+    Metric("times_bare", "Time of a write, × the bare loop's of the same round", 2),
+    Metric("write_p50", "A write of 1 MB, p50 (µs)", 0),
+    Metric("write_p99", "A write of 1 MB, p99 (µs)", 0),
+    Metric("ready_p50", "A hand-over of 1 MB, claim to ready, p50 (µs)", 0),
+    Metric("ready_p99", "A hand-over of 1 MB, claim to ready, p99 (µs)", 0),
+)
+SLOWER: Final = {"shm": 1 / 0.9, "tcp": 1 / 0.9, "nixl": 1 / 0.95}
+"""Than the bare loop, at most; by transport."""
+READY: Final = {"shm": 1000.0, "tcp": 2000.0}
+"""Microseconds, at most; by transport."""
+HAND_OVER: Final = "1 MB"
 
 
 def plan_of(nbytes: int) -> Plan:
@@ -52,88 +67,6 @@ def plan_of(nbytes: int) -> Plan:
         for layer in range(LAYERS)
         for plane in range(PLANES)
     )
-
-
-def prepared(memory: HostMemory) -> HostMemory:
-    prefault(memory)
-    return memory
-
-
-def bare_copy(nbytes: int, segments: tuple[Row, ...], kind: Callable[[int], HostMemory]) -> Bare:
-    source, target = prepared(kind(nbytes)), prepared(kind(nbytes))
-
-    def run() -> None:
-        for from_, to, size in segments:
-            target.view[to : to + size] = source.view[from_ : from_ + size]
-
-    return run
-
-
-def bare_shm(nbytes: int, segments: tuple[Row, ...]) -> Bare:
-    return bare_copy(nbytes, segments, SharedMemory)
-
-
-def bare_memory(nbytes: int, segments: tuple[Row, ...]) -> Bare:
-    return bare_copy(nbytes, segments, HostMemory.anonymous)
-
-
-def bare_tcp(nbytes: int, segments: tuple[Row, ...]) -> Bare:
-    source = prepared(HostMemory.anonymous(nbytes)).view
-    target = prepared(HostMemory.anonymous(nbytes)).view
-    server = socket.create_server(("127.0.0.1", 0))
-    client = socket.create_connection(server.getsockname())
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    accepted, _ = server.accept()
-
-    def receive() -> None:
-        while True:
-            for _, to, size in segments:
-                view = target[to : to + size]
-                while view:
-                    taken = accepted.recv_into(view)
-                    if not taken:
-                        return
-                    view = view[taken:]
-            accepted.sendall(b"!")
-
-    threading.Thread(target=receive, daemon=True).start()
-
-    def run() -> None:
-        for from_, _, size in segments:
-            client.sendall(source[from_ : from_ + size])
-        client.recv(1)
-
-    return run
-
-
-def bare_nixl(nbytes: int, segments: tuple[Row, ...]) -> Bare:
-    binding = load()
-    writer, reader = make_agent(binding, "bench-writer"), make_agent(binding, "bench-reader")
-    memories = [prepared(HostMemory.anonymous(nbytes)) for _ in range(2)]
-    source, target = (Location.of(memory) for memory in memories)
-    writer.registerMem(source.registration(binding), [])
-    reader.registerMem(target.registration(binding), [])
-    writer.loadRemoteMD(reader.getLocalMD())
-    rows = np.array(segments, dtype=np.uint64)
-
-    def run() -> None:
-        handle = writer.createXferReq(
-            binding.NIXL_WRITE,
-            source.descriptors(binding, rows[:, 0], rows[:, 2]),
-            target.descriptors(binding, rows[:, 1], rows[:, 2]),
-            "bench-reader",
-        )
-        status = writer.postXferReq(handle)
-        while status == binding.NIXL_IN_PROG:
-            status = writer.getXferStatus(handle)
-        writer.releaseXferReq(handle)
-        assert memories, "kept for as long as the agents"
-        assert reader is not None
-
-    return run
-
-
-BARE = {"memory": bare_memory, "shm": bare_shm, "tcp": bare_tcp, "nixl": bare_nixl}
 
 
 class Connected:
@@ -161,62 +94,113 @@ class Connected:
         await self.reader.aclose()
 
 
-async def throughput(kind: str, nbytes: int, rounds: int) -> None:
-    plan = plan_of(nbytes)
-    bare = BARE[kind](nbytes, plan.segments)
-    ours = await Connected.make(kind, nbytes)
-    times: list[tuple[float, float]] = []
-    bare()
-    await ours.write(plan)
-    for number in range(rounds):
-        pair: dict[str, float] = {}
-        for candidate in ("bare", "ours") if number % 2 else ("ours", "bare"):
-            begin = time.perf_counter()
-            if candidate == "bare":
-                bare()
-            else:
-                await ours.write(plan)
-            pair[candidate] = time.perf_counter() - begin
-        times.append((pair["bare"], pair["ours"]))
-    await ours.close()
-    columns = list(zip(*times, strict=True))
-    loop, transport = (plan.nbytes / median(column) / 1e9 for column in columns)
-    ratio = median(theirs / mine for theirs, mine in times)
-    best = min(columns[0]) / min(columns[1])
-    print(
-        f"  {kind:<8}{nbytes // MB:>5} MB {loop:>8.2f} GB/s bare {transport:>8.2f} GB/s"
-        f" {ratio:>7.2f} ×  best rounds {best:>5.2f} ×"
-    )
+async def throughput(kind: str, megabytes: int, rounds: int, results: Results) -> None:
+    with ExitStack() as stack:
+        plan = plan_of(megabytes * MB)
+        bare = BARE[kind](megabytes * MB, plan.segments, stack)
+        ours = await Connected.make(kind, megabytes * MB)
+        bare()
+        await ours.write(plan)
+        for number in range(rounds):
+            took: dict[str, float] = {}
+            for candidate in ("bare", "ours") if number % 2 else ("ours", "bare"):
+                begin = time.perf_counter()
+                if candidate == "bare":
+                    bare()
+                else:
+                    await ours.write(plan)
+                took[candidate] = time.perf_counter() - begin
+            figures = {
+                "gbps": plan.nbytes / took["ours"] / 1e9,
+                "bare_gbps": plan.nbytes / took["bare"] / 1e9,
+                "times_bare": took["ours"] / took["bare"],
+            }
+            results.add(number, kind, f"{megabytes} MB", figures)
+        await ours.close()
 
 
-async def latency(kind: str) -> None:
+async def latency(kind: str, writes: int, rounds: int, results: Results) -> None:
     ours = await Connected.make(kind, MB)
     plan = plan_of(MB)
-    times: list[float] = []
-    for number in range(LATENCY_WRITES + 20):
-        begin = time.perf_counter()
-        await ours.write(plan)
-        if number >= 20:
+    await ours.write(plan)
+    for number in range(rounds):
+        times: list[float] = []
+        for _ in range(writes):
+            begin = time.perf_counter()
+            await ours.write(plan)
             times.append((time.perf_counter() - begin) * 1e6)
+        results.add(number, kind, HAND_OVER, percentiles("write", times))
     await ours.close()
-    times.sort()
-    p50, p90, p99 = (times[int(len(times) * share)] for share in (0.5, 0.9, 0.99))
-    print(f"  {kind:<8}    1 MB {p50:>8.0f} µs p50 {p90:>8.0f} µs p90 {p99:>8.0f} µs p99")
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description="KV hand-off beside a bare loop")
-    parser.add_argument("kinds", nargs="*", default=[k for k in BARE if k != "nixl" or installed()])
+async def readiness(kind: str, writes: int, rounds: int, results: Results) -> None:
+    for number in range(rounds):
+        times = await hand_overs(kind, writes)
+        results.add(number, kind, HAND_OVER, percentiles("ready", times))
+
+
+def percentiles(name: str, times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {
+        f"{name}_{label}": ordered[int(len(ordered) * share)]
+        for label, share in (("p50", 0.5), ("p99", 0.99))
+    }
+
+
+def targets(results: Results) -> Iterator[Target]:
+    """Every promise of a transport."""
+    for kind, limit in SLOWER.items():
+        for megabytes in SIZES:
+            times = results.median(kind, f"{megabytes} MB", "times_bare")
+            yield Target(kind, f"{megabytes} MB: time, × the bare loop", times, limit)
+    for kind, limit in READY.items():
+        ready = results.median(kind, HAND_OVER, "ready_p50")
+        yield Target(kind, "hand-over of 1 MB, claim to ready, p50, µs", ready, limit)
+
+
+def measure(options: argparse.Namespace, console: Console) -> Results:
+    """Run everything."""
+    results = Results(about(PACKAGES, rounds=options.rounds))
+    rounds: int = options.rounds
+    with Progress(console=console, transient=True) as progress:
+        steps = [
+            *(
+                partial(throughput, kind, size, rounds, results)
+                for size in options.sizes
+                for kind in options.kinds
+            ),
+            *(
+                partial(load, kind, options.writes, rounds, results)
+                for load in (latency, readiness)
+                for kind in options.kinds
+            ),
+        ]
+        for step in progress.track(steps):
+            anyio.run(step)
+    return results
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    kinds = [kind for kind in BARE if kind != "nixl" or installed()]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.transports", description="KV hand-off beside a bare loop."
+    )
+    parser.add_argument("--kinds", nargs="+", choices=list(BARE), default=kinds)
     parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
-    print(f"{LAYERS} layers × {PLANES} planes, {options.rounds} rounds")
-    for nbytes in SIZES:
-        for kind in options.kinds:
-            await throughput(kind, nbytes, options.rounds)
-    print("one write of 237 segments")
-    for kind in options.kinds:
-        await latency(kind)
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="megabytes")
+    parser.add_argument("--writes", type=int, default=100, help="of 1 MB, in each round")
+    add_output_options(parser)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Measure, or read what was measured; then show it."""
+    options = parse()
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    results = Results.load(options.read) if options.read else measure(options, console)
+    show(results, options, console, metrics=METRICS, plots=(), targets=targets)
 
 
 if __name__ == "__main__":
-    anyio.run(main)
+    main()

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import anyio
 import pytest
+import sniffio
 import trio
+from anyio.lowlevel import current_token
 
 from tilert_stream.parking import Parking, make_parking
 
@@ -145,3 +147,38 @@ def test_an_ended_trio_run_is_told_from_other_threads() -> None:
 def test_it_needs_an_event_loop() -> None:
     with pytest.raises(anyio.NoEventLoopError):
         make_parking()
+
+
+@pytest.mark.parametrize("caller", ["task", "thread", "loop"])
+async def test_unpark_at_once_wakes_whoever_calls(caller: str) -> None:
+    """At once where the event loop calls, as soon as can be elsewhere."""
+    parking = make_parking()
+    woken: list[str] = []
+    seen: list[list[str]] = []
+
+    def unpark() -> None:
+        assert parking.unpark_at_once()
+        seen.append(woken.copy())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parked, parking, woken, "reader")
+        await anyio.wait_all_tasks_blocked()
+        if caller == "task":
+            unpark()
+        elif caller == "thread":
+            in_a_thread(unpark)
+        elif isinstance(loop := current_token().native_token, asyncio.AbstractEventLoop):
+            loop.call_soon(unpark)
+        else:
+            trio.lowlevel.current_trio_token().run_sync_soon(unpark)
+    assert woken == ["reader"]
+    at_once = caller == "loop" and sniffio.current_async_library() == "asyncio"
+    assert seen == [["reader"] if at_once else []]
+
+
+async def test_unpark_at_once_of_nobody() -> None:
+    parking = make_parking()
+    assert parking.unpark_at_once()
+    if isinstance(loop := current_token().native_token, asyncio.AbstractEventLoop):
+        loop.call_soon(parking.unpark_at_once)
+        await anyio.lowlevel.checkpoint()

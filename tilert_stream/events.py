@@ -105,6 +105,8 @@ class Limits:
         ``min_tokens`` (an engine that cannot mask) does not end the request.
         """
         room = self.max_tokens - emitted
+        if self.stop_ids.isdisjoint(ids) and self.eos_ids.isdisjoint(ids):
+            return (room, Finished("length")) if len(ids) >= room else (len(ids), None)
         for index, token in enumerate(ids[:room]):
             if emitted + index + 1 >= self.min_tokens:
                 if token in self.stop_ids:

@@ -35,6 +35,9 @@ CLOCK: Final = time.perf_counter
 class State(Enum):
     """Where a request stands."""
 
+    # Members are equal to nothing but themselves; Enum hashes their names, in Python.
+    __hash__ = object.__hash__
+
     QUEUED = "queued"
     """Valid, and waiting for a decode slot."""
     RESERVED = "reserved"

@@ -24,6 +24,9 @@ __all__ = ("Kind", "Link", "kind_of", "make_link", "where_of")
 class Kind(Enum):
     """How a stage runs; see ``tilert_stream.abc``."""
 
+    # Members are equal to nothing but themselves; Enum hashes their names, in Python.
+    __hash__ = object.__hash__
+
     STEP = "step"
     SOURCE = "source"
     TRANSFORM = "transform"

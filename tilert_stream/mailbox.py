@@ -87,7 +87,7 @@ class Mailbox(Generic[T]):
             self._finished = isinstance(items[-1], Finished)
             wake, self._parked = self._parked, False
             self._wakes += wake
-        if wake and not self._parking.unpark():
+        if wake and not self._parking.unpark_at_once():
             self.close()
             return False
         return True
@@ -98,24 +98,16 @@ class Mailbox(Generic[T]):
             items, self._items = self._items, []
         return items
 
-    async def wait(self) -> None:
-        """Return as soon as something is there; at once after the end. Always a checkpoint."""
-        if not await self._park(until_end=False):
-            await checkpoint()
+    async def wait(self, *, until_end: bool = False) -> None:
+        """Return as soon as something is there; at once after the end. Always a checkpoint.
 
-    async def linger(self, seconds: float) -> None:
-        """Let more gather for ``seconds``, or until the stream's end is there."""
-        with move_on_after(seconds):
-            await checkpoint()
-            await self._park(until_end=True)
-
-    async def _park(self, *, until_end: bool) -> bool:
-        """Sleep until something, or the end, is there; False if it was so, and nothing slept."""
+        :param until_end: only as soon as the end is there.
+        """
         slept = False
         while True:
             with self._lock:
                 if self._finished or (self._items and not until_end):
-                    return slept
+                    break
                 self._parked = True
             # A put that comes in here schedules a wake, which cannot run before park has yielded.
             try:
@@ -123,6 +115,15 @@ class Mailbox(Generic[T]):
                 slept = True
             finally:
                 self._parked = False
+        if not slept:
+            await checkpoint()
+
+    async def linger(self, seconds: float) -> None:
+        """Let more gather for ``seconds``, or until the stream's end is there."""
+        with move_on_after(seconds):
+            await checkpoint()
+            if not self._finished:
+                await self.wait(until_end=True)
 
     def close(self) -> None:
         """Say that nobody reads any more. Idempotent."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from anyio import AsyncContextManagerMixin, CancelScope, Event, create_task_group, to_thread
+from anyio import AsyncContextManagerMixin, CancelScope, Event, to_thread
 
+from .background import background_tasks
+from .channels import interrupted
 from .completion import Completion
 from .errors import EngineDied, NotReady
 from .lease import Ledger
@@ -87,6 +89,8 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         self._tasks: TaskGroup | None = None
         self._died: Completion[EngineDied] | None = None
         self._draining = False
+        self._streams: set[Stream[Any]] = set()
+        """Begun in the service's own task group, by readers who may outlive it."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Service[Out]]:
@@ -101,27 +105,23 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         died = self._died = Completion()
         self._death_known = Event()
         self._draining = False
-        failure: Exception | None = None
         try:
-            async with create_task_group() as self._tasks:
+            async with background_tasks() as self._tasks:
                 try:
                     for worker in self._workers:
                         worker.start(died.set)
                     self._tasks.start_soon(self._announce_death, died, name="engine death")
                     self._tasks.start_soon(self._watchdog.run, name="watchdog")
                     yield
-                except Exception as error:  # noqa: BLE001 - raised again below
-                    # Raised below, outside the task group, which would wrap it into a group.
-                    failure = error
                 finally:
-                    self._tasks.cancel_scope.cancel()
+                    for stream in self._streams:
+                        # Its tokens may come without a task that could be cancelled.
+                        stream.scope.mailbox.put(interrupted())
         finally:
             self._tasks = None
             with CancelScope(shield=True):
                 for worker in self._workers:
                     await to_thread.run_sync(worker.stop)
-        if failure is not None:
-            raise failure
 
     async def _announce_death(self, died: Completion[EngineDied]) -> None:
         # A completion has one waiter; an event has any number.
@@ -211,12 +211,14 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
             record=self._recorded(None),
             observer=self.observers or None,
         )
+        self._streams.add(stream)
         stream.start(tasks)
         try:
             async for items in stream:
                 for item in items:
                     yield item
         finally:
+            self._streams.discard(stream)
             stream.close()
         if stream.outcome is not None and stream.outcome.error is not None:
             raise stream.outcome.error

@@ -204,7 +204,9 @@ async def test_dis_10_leaving_beside_errors(caplog: pytest.LogCaptureFixture, na
                 await leave(client, reset=number % 2 == 0)
             while server.connections or server.statistics().accepted_total <= number:
                 await anyio.lowlevel.checkpoint()
-            assert max((r.levelno for r in caplog.records), default=logging.INFO) == logging.INFO
+            # What failed beside the leaving is the engine, and is told as that.
+            levels = {r.levelno for r in caplog.records if r.name != "tilert_stream.asgi.response"}
+            assert levels <= {logging.INFO}
             assert not any(record.exc_info for record in caplog.records)
             # A refusal is told beside the leaving of who was refused.
             assert len(lines(caplog, "tilert_stream.http")) <= 2

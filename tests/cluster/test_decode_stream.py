@@ -261,3 +261,47 @@ def test_any_bytes_end_in_one_end(parts: list[bytes], cuts: list[int]) -> None:
     assert end is not None
     assert end.error is None or end.error.status == 502
     assert all(token >= 0 for token in ids)
+
+
+LINES = st.lists(
+    st.sampled_from(
+        [
+            b'{"t":[1]}',
+            b'{"t": [1, 22]}',
+            b'{"t":[0,999999999]}',
+            b'{"t":[]}',
+            b'{"t":[01]}',
+            b'{"t":[-1]}',
+            b'{"t":[4294967296]}',
+            b'{"t":[1],"lp":[[0]]}',
+            b'{"t":[1.0]}',
+            b'{"done":true,"n":1}',
+            b"",
+        ]
+    ),
+    max_size=4,
+)
+
+
+@given(LINES, st.sampled_from([b"", b"\r\n", b"x", b'{"t":']))
+def test_lines_read_at_once_and_one_by_one(lines: list[bytes], rest: bytes) -> None:
+    whole = b"".join(line + b"\n" for line in lines) + rest
+    # A line that is held back from the read before is read on its own.
+    cuts = [place for place, byte in enumerate(whole) if byte == ord("[")]
+    assert read_lines([whole]) == read_lines(pieces(whole, cuts))
+
+
+def read_lines(parts: list[bytes]) -> tuple[list[object], bool]:
+    """The ids, the other lines, and the fault if there is one."""
+    reader, read = DecodeLines(), list[object]()
+    try:
+        for part in parts:
+            for found in reader.feed(part):
+                if isinstance(found, DecodeTokens) and found.logprobs is None:
+                    read += found.ids
+                else:
+                    read.append(found)
+    except ValueError as error:
+        # Which of the lines before it have been given depends on the reads.
+        return [str(error)], reader.ended
+    return read, reader.ended

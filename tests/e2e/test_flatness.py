@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import orjson
@@ -14,6 +15,9 @@ import pytest
 from tests.e2e.conftest import Serve
 from tilert_engine.scripted import Script
 from tilert_stream.testing.apps import ScriptedApp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SLOTS = 8
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -72,7 +76,9 @@ class Streams:
     [(100, 1000), pytest.param(1000, 9000, marks=pytest.mark.soak)],
     ids=["short", "soak"],
 )
-async def test_streams_leave_nothing_behind(serve: Serve, warm_up: int, count: int) -> None:
+async def test_streams_leave_nothing_behind(
+    serve: Serve, warm_up: int, count: int, record_property: Callable[[str, object], None]
+) -> None:
     app = ScriptedApp(Script(chunks=2, chain=lambda turn: 1 + turn % 3), slots=SLOTS)
     async with serve(app) as port:
         streams = Streams(port)
@@ -84,6 +90,7 @@ async def test_streams_leave_nothing_behind(serve: Serve, warm_up: int, count: i
         await anyio.wait_all_tasks_blocked()
         after = rss(), threading.active_count(), descriptors()
         assert streams.complete - done >= count
+    record_property("rss_growth_bytes", after[0] - before[0])
     # The event loop keeps a few worker threads for name look-ups, which come and go.
     assert after[1] <= before[1] + SLOTS
     # A connection that the client has closed may still be on its way out.

@@ -265,7 +265,9 @@ async def test_who_speaks_no_tls_is_closed(
             assert b"HTTP" not in await client.rest()
         await running.no_connections()
         assert (await (await connect(running)).get()).endswith(b"GET / ")
-    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+    # Of the server only: a test before this one may have left a task that ends with a word.
+    noise = [record for record in caplog.records if record.name.startswith("tilert_stream")]
+    assert [record for record in noise if record.levelno > logging.INFO] == []
 
 
 async def test_drain_says_goodbye_to_the_idle(

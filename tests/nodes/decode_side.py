@@ -11,11 +11,11 @@ import anyio
 
 from tilert_engine.layouts.abc import KVLayout
 from tilert_stream.nodes.hand_over.destination import Destination, Grant
-from tilert_stream.nodes.hand_over.layout_description import layout_description
 from tilert_transports.abc import Region, Transport
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.hello import NONCE_BYTES, Hello
 from tilert_transports.control.landing import Landing
+from tilert_transports.control.prompt import PromptIdentity
 from tilert_transports.control.regions import LandingRegion, RegionPool
 from tilert_transports.control.server import ControlServer
 
@@ -32,9 +32,11 @@ class DecodeSide:
     regions: Region
     incarnation: str
 
-    def reserve(self, request: str, max_tokens: int) -> tuple[Landing, Destination]:
+    def reserve(
+        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+    ) -> tuple[Landing, Destination]:
         """As a router does, and what it then tells prefill."""
-        landing = self.server.reserve(request, max_tokens)
+        landing = self.server.reserve(request, max_tokens, prompt)
         grant = Grant(request, landing.granted.incarnation, landing.granted.generation)
         return landing, Destination("127.0.0.1", self.port, grant)
 
@@ -58,12 +60,13 @@ async def decode_side(
         node="decode-0",
         role="decode",
         incarnation=incarnation,
-        layout=layout_description(layout),
+        layout=layout.describe(),
+        max_seq_len=layout.max_seq_len,
         transport=transport.name,
         card=transport.card(),
         nonce=bytes(NONCE_BYTES),
     )
-    server = ControlServer(hello, pool, key=key)
+    server = ControlServer(hello, pool, sender_ranks=layout.sender_ranks, key=key)
     listener = socket.create_server(("127.0.0.1", port or 0))
     listener.setblocking(False)
     async with anyio.create_task_group() as tasks:

@@ -13,8 +13,10 @@ import anyio.abc
 from tilert_stream.cluster.address import NodeAddress
 from tilert_stream.cluster.decode_call import DecodeCall
 from tilert_stream.cluster.janitor import Janitor
+from tilert_stream.cluster.keeper import Keeper
 from tilert_stream.cluster.pool import Pool
 from tilert_stream.cluster.prefill_call import PrefillCall
+from tilert_stream.cluster.queue import Queue
 from tilert_stream.events import Finished, GenerateRequest, Limits, TextDelta
 from tilert_stream.http import Server, ServerSettings
 from tilert_stream.http.client import HTTPClient, Origin
@@ -92,6 +94,7 @@ class Router:
     def __init__(self, prefills: Sequence[Host], decodes: Sequence[Host], **options: Any) -> None:
         self.client = HTTPClient()
         self.janitor = Janitor()
+        self.keeper = Keeper()
         self.hosts = [*prefills, *decodes]
         sign = options.get("sign")
         answer_timeout: float = options.get("answer_timeout", 5)
@@ -128,7 +131,13 @@ class Router:
                 for number, host in enumerate(decodes)
             ],
         )
-        decode = RemoteDecode(self.decodes, self.janitor, layout=options.get("layout"))
+        decode = RemoteDecode(
+            self.decodes,
+            self.janitor,
+            self.keeper,
+            queue=Queue(timeout=options.get("queue_timeout", 0)),
+            layout=options.get("layout"),
+        )
         self.pipeline = (
             Pipeline()
             .then(Reserve(decode))
@@ -200,7 +209,7 @@ async def routing(
             prepare(prefills, decodes)
             router = Router(prefills, decodes, **options)
             try:
-                async with router.janitor, router.service:
+                async with router.janitor, router.keeper, router.service:
                     yield router
                     await router.everything_is_back()
                     if serves_next:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import blake2b
+from typing import ClassVar
 
 import anyio
 import pytest
 
-from tests.nodes.decode_side import DecodeSide, decode_side
+from tests.nodes.decode_side import REGIONS, DecodeSide, decode_side
+from tilert_engine.layouts.abc import Row
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_engine.layouts.scripted import ScriptedLayout
 from tilert_engine.scripted import ScriptedKV
+from tilert_stream.cluster.prompt_digest import prompt_digest
 from tilert_stream.nodes.hand_over.courier import NodeCourier, open_courier
 from tilert_stream.nodes.hand_over.destination import Destination
 from tilert_stream.nodes.hand_over.parcel import Courier, Parcel
@@ -20,10 +24,14 @@ from tilert_transports.abc import Peer, Receipt, Region
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.errors import (
     ControlError,
+    GrantGone,
     HandOffFailed,
     HandshakeRefused,
     PeerLost,
+    PromptMismatch,
 )
+from tilert_transports.control.prompt import PromptIdentity
+from tilert_transports.errors import PeerLost as TransportLost
 from tilert_transports.memory import MemoryTransport
 from tilert_transports.plan import Plan
 from tilert_transports.registry import make
@@ -52,7 +60,7 @@ async def both(
 def staged(courier: Courier, destination: Destination, ids: tuple[int, ...] = IDS) -> Parcel:
     offset, nbytes = 512, PREFILL.staging_bytes(len(ids))
     PREFILL.pack(ScriptedKV(ids), courier.staging[offset : offset + nbytes])
-    return Parcel("r", destination, len(ids), ids[-1], offset, nbytes)
+    return Parcel("r", destination, len(ids), ids[-1], prompt_digest(ids), offset, nbytes)
 
 
 @pytest.mark.parametrize("transport", ["memory", "shm", "tcp", "auto"])
@@ -74,6 +82,36 @@ async def test_one_connection_serves_many_hand_overs() -> None:
             landing.take()
             landing.release("read")
         assert node.server.connections == 1
+
+
+class CountedLayout(ScriptedLayout):
+    """Counts how often it works out what is copied."""
+
+    planned: ClassVar[list[int]] = []
+
+    def plan(self, seq_len: int, rank: int = 0) -> tuple[Row, ...]:
+        self.planned.append(seq_len)
+        return super().plan(seq_len, rank)
+
+    def sized(self, max_seq_len: int) -> CountedLayout:
+        return CountedLayout(max_seq_len)
+
+
+async def test_what_is_copied_is_worked_out_once_for_each_length() -> None:
+    CountedLayout.planned.clear()
+    async with (
+        decode_side(make("memory"), DECODE) as node,
+        open_courier(
+            make("memory"), CountedLayout(64), rank=0, staging_bytes=4096, send_timeout=20
+        ) as courier,
+    ):
+        for ids in (IDS, IDS[:3], IDS):
+            landing, destination = node.reserve("a1", 20)
+            await courier.deliver(staged(courier, destination, ids))
+            landed = await landing.wait()
+            assert DECODE.unpack(node.bytes_of(landed.region), len(ids)) == ScriptedKV(ids)
+            landing.release("read")
+    assert CountedLayout.planned == [5, 3]
 
 
 async def test_two_at_once_share_a_connection_that_is_only_being_made() -> None:
@@ -138,10 +176,56 @@ async def test_kv_02_a_grant_of_an_earlier_life_is_refused() -> None:
         landing, destination = node.reserve("a1", 20)
         assert destination.grant is not None
         stale = replace(destination, grant=replace(destination.grant, incarnation="d-0"))
-        with pytest.raises(HandOffFailed, match="has expired, was released, or is another's"):
+        with pytest.raises(GrantGone, match="has expired, was released, or is another's"):
             await courier.deliver(staged(courier, stale))
         await courier.deliver(staged(courier, destination))
         await landing.wait()
+
+
+async def test_kv_13_another_prompts_cache_fails_its_request_alone() -> None:
+    async with both() as (courier, node):
+        ours = PromptIdentity(5, IDS[-1], prompt_digest((*reversed(IDS[:-1]), IDS[-1])))
+        for prompt in (ours, replace(ours, last_token=12), replace(ours, tokens=4)):
+            landing, destination = node.reserve("a1", 20, prompt)
+            parcel = staged(courier, destination)
+            with pytest.raises(HandOffFailed, match=f"ends in 11 .digest {parcel.digest}"):
+                await courier.deliver(parcel)
+            with pytest.raises(PromptMismatch) as caught:
+                await landing.wait()
+            for digest in (prompt.digest, parcel.digest):
+                assert f"digest {digest}" in caught.value.message
+            assert node.server.landings.statistics().free == REGIONS
+        landing, destination = node.reserve("a1", 20, replace(ours, digest=prompt_digest(IDS)))
+        await courier.deliver(staged(courier, destination))
+        assert (await landing.wait()).last_token == 11
+
+
+class UnreachableTransport(MemoryTransport):
+    """Its peers do not answer, though their control ports do."""
+
+    async def connect(self, card: bytes, *, timeout: float) -> Peer:  # noqa: ASYNC109 - the contract
+        raise TransportLost("nobody answers there")
+
+
+async def test_pd_14_a_transport_that_cannot_be_reached_is_told_to_the_decode_node() -> None:
+    async with (
+        decode_side(make("memory"), DECODE) as node,
+        open_courier(
+            UnreachableTransport(), PREFILL, rank=0, staging_bytes=4096, send_timeout=20
+        ) as courier,
+    ):
+        landing, destination = node.reserve("a1", 20)
+        with pytest.raises(TransportLost):
+            await courier.deliver(staged(courier, destination))
+        with pytest.raises(HandOffFailed, match="gave up: nobody answers there"):
+            await landing.wait()
+
+
+def test_a_digest_is_that_of_little_endian_integers() -> None:
+    assert [prompt_digest(ids) for ids in ((), (1,), (2**31 - 1, 0))] == [
+        blake2b(data, digest_size=8).hexdigest()
+        for data in (b"", b"\1\0\0\0", b"\xff\xff\xff\x7f\0\0\0\0")
+    ]
 
 
 async def test_kv_05_a_prompt_longer_than_was_reserved_fails_both_sides() -> None:
@@ -161,12 +245,19 @@ async def test_kv_06_another_layout_is_refused_before_anything_is_written() -> N
             make("memory"), PREFILL, rank=0, staging_bytes=4096, send_timeout=20
         ) as courier,
     ):
-        _, destination = node.reserve("a1", 20)
+        landing, destination = node.reserve("a1", 20)
         with pytest.raises(HandshakeRefused) as caught:
             await courier.deliver(staged(courier, destination))
+        with pytest.raises(HandshakeRefused, match="dtype: ours is float32, theirs int32"):
+            await landing.wait()  # no time limit runs: it is told
+        assert node.server.landings.statistics().free == REGIONS
         message = str(caught.value)
-        assert "layout.kind: ours is scripted, theirs gqa of m; serve the same model" in message
-        assert "layout.dtype: ours is int32, theirs float32" in message
+        assert "kind: ours is scripted, theirs gqa; serve the same model" in message
+        assert "model: ours is not given, theirs m; serve the same model under the same name" in (
+            message
+        )
+        assert "kv_heads: ours is not given, theirs 1" in message
+        assert "dtype: ours is int32, theirs float32" in message
 
 
 @pytest.mark.parametrize(
@@ -177,9 +268,14 @@ async def test_pd_25_another_cluster_key_is_refused(
 ) -> None:
     keys = [None if key is None else ClusterKey(key) for key in (prefill_key, decode_key)]
     async with both(prefill_key=keys[0], decode_key=keys[1]) as (courier, node):
-        _, destination = node.reserve("a1", 20)
+        landing, destination = node.reserve("a1", 20)
+        with pytest.raises(HandshakeRefused, match="key"):
+            await courier.meet(destination)
+        assert node.server.landings.statistics().reserved == 1, "it may be met by another"
         with pytest.raises(HandshakeRefused, match="key"):
             await courier.deliver(staged(courier, destination))
+        with pytest.raises(HandshakeRefused, match="key"):
+            await landing.wait()
 
 
 async def test_with_the_same_key_it_works() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.nodes.routing import PROMPT, Plain, letters, make, routing
 from tilert_stream.cluster.errors import DecodeFailed
+from tilert_stream.cluster.prompt_digest import prompt_digest
 from tilert_stream.events import Finished, Limits
 from tilert_stream.http.client import UpstreamInvalid
 from tilert_stream.model.byte_tokenizer import EOS
@@ -34,7 +35,13 @@ async def test_what_the_nodes_are_told() -> None:
     async with routing(prefill, decode, layout={"name": "gqa"}, kv_timeout=60) as router:
         await router.answer(make(limits))
         (_, reserve), (_, order) = decode.calls
-        assert reserve == {"rid": "feed", "max_len": 10, "layout": {"name": "gqa"}}
+        assert isinstance(reserve.pop("attempt"), int)
+        assert reserve == {
+            "rid": "feed",
+            "max_len": 10,
+            "prompt": {"tokens": 3, "last_token": 99, "digest": prompt_digest(PROMPT)},
+            "layout": {"name": "gqa"},
+        }
         assert order == {
             "rid": "feed",
             "generation": 1,

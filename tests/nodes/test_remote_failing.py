@@ -10,7 +10,10 @@ import orjson
 import pytest
 
 from tests.nodes.routing import Host, letters, make, routing
+from tilert_stream.cluster.address import NodeAddress
+from tilert_stream.cluster.decode_call import DecodeCall, Grant
 from tilert_stream.cluster.errors import LayoutMismatch, ReservationLost
+from tilert_stream.cluster.keeper import Keeper
 from tilert_stream.errors import (
     Busy,
     ContextLengthExceeded,
@@ -20,7 +23,7 @@ from tilert_stream.errors import (
     TilertStreamError,
 )
 from tilert_stream.events import Finished
-from tilert_stream.http.client import ConnectFailed, UpstreamClosed, UpstreamError
+from tilert_stream.http.client import ConnectFailed, HTTPClient, UpstreamClosed, UpstreamError
 from tilert_stream.testing.pd_nodes import Answer, ScriptedDecodeNode, ScriptedPrefillNode
 
 
@@ -334,6 +337,49 @@ async def test_a_renewal_that_goes_wrong_is_tried_again() -> None:
     async with routing(prefill, decode) as router:
         assert await router.answer(make(3)) == ("abc", 3, Finished("length"))
         assert len(prefill.calls) == 1
+
+
+async def test_a_renewal_that_is_refused_again_and_again() -> None:
+    """In words of a node that holds the slot no longer, and does not say so."""
+    asked: list[dict[str, Any]] = []
+
+    async def refuse(fields: dict[str, Any]) -> Answer:
+        asked.append(fields)
+        return Answer(429, b"{}")
+
+    async def wait(_fields: dict[str, Any]) -> None:
+        await anyio.sleep_forever()
+
+    decode = ScriptedDecodeNode(ttl=0.03, hooks={"/pd/renew": refuse})
+    prefill = ScriptedPrefillNode(before_answer=wait)
+    async with routing(prefill, decode, serves_next=False) as router:
+        assert isinstance(await router.error_of(make()), Busy)
+        assert len(asked) == 3
+
+
+async def test_every_reservation_at_a_node_is_kept_alive() -> None:
+    """Those that come while others are kept, and those that come when none is."""
+    renewed = {rid: anyio.Event() for rid in ("a1", "a2", "a3", "beef")}
+
+    async def count(fields: dict[str, Any]) -> None:
+        renewed[fields["rid"]].set()
+
+    async def wait(fields: dict[str, Any]) -> None:
+        await renewed[fields["request_id"]].wait()
+
+    decode = ScriptedDecodeNode(slots=2, ttl=0.03, token=letters, hooks={"/pd/renew": count})
+    async with routing(ScriptedPrefillNode(before_answer=wait), decode) as router:
+        async with anyio.create_task_group() as tasks:
+            for rid in ("a1", "a2"):
+                tasks.start_soon(router.answer, make(3, rid))
+        assert await router.answer(make(3, "a3")) == ("abc", 3, Finished("length"))
+
+
+async def test_nothing_is_kept_before_the_keeper_is_entered() -> None:
+    with HTTPClient() as client:
+        node = DecodeCall(client, NodeAddress("127.0.0.1", 1, 2))
+        with pytest.raises(RuntimeError, match="must be entered"):
+            Keeper().keep(node, Grant("feed", "here", 1, 0, 30.0), print)
 
 
 # --- decoding ----------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from tilert_stream.events import Finished, Limits
 from tilert_stream.model.byte_tokenizer import EOS, byte_tokenizer
 from tilert_stream.model.card import ModelCard
 from tilert_stream.nodes.decode_app import DecodeApp
-from tilert_stream.nodes.decode_node import DecodeNode, FirstToken
+from tilert_stream.nodes.decode_node import DecodeNode
+from tilert_stream.nodes.first_token import FirstToken
 from tilert_stream.nodes.landing_port import LandingPort
 from tilert_stream.nodes.prefill_app import PrefillApp
 from tilert_stream.nodes.prefill_node import HandOverDesk, PrefillAndHandOver

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.nodes.vllm_scheduler import Output, finished
+from tilert_stream.cluster.prompt_digest import prompt_digest
 from tilert_stream.nodes.hand_over.destination import Destination, Grant, params_for
 from tilert_stream.nodes.vllm.ledger import Extraction, Ledger, StepWork, Withdrawal
 
@@ -18,7 +19,7 @@ PROMPT = list(range(100, 110))
 
 
 def whole(blocks: tuple[int, ...], request_id: str = "r") -> StepWork:
-    return StepWork((Extraction(request_id, NODE, 10, 109, blocks),))
+    return StepWork((Extraction(request_id, NODE, 10, 109, prompt_digest(PROMPT), blocks),))
 
 
 def test_a_prompt_in_one_step_is_handed_over_with_it() -> None:
@@ -100,8 +101,8 @@ def test_two_requests_in_one_step_are_kept_apart() -> None:
         .new("s", [5, 6], blocks=[4], scheduled=2, params=params_for(other))
     )
     assert step.extractions == (
-        Extraction("r", NODE, 10, 109, (7, 3, 9)),
-        Extraction("s", other, 2, 6, (4,)),
+        Extraction("r", NODE, 10, 109, prompt_digest(PROMPT), (7, 3, 9)),
+        Extraction("s", other, 2, 6, prompt_digest([5, 6]), (4,)),
     )
 
 
@@ -201,4 +202,5 @@ def test_any_schedule_hands_a_prompt_over_once_with_its_last_blocks(
         computed += tokens
         if computed == len(prompt):
             break
-    assert found == [Extraction("r", NODE, len(prompt), prompt[-1], tuple(table))]
+    digest = prompt_digest(prompt)
+    assert found == [Extraction("r", NODE, len(prompt), prompt[-1], digest, tuple(table))]

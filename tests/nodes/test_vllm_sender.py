@@ -21,7 +21,7 @@ LAYOUT = ScriptedLayout(64)
 
 
 def extraction(request_id: str, seq_len: int = 8) -> Extraction:
-    return Extraction(request_id, NODE, seq_len, 42, (0,))
+    return Extraction(request_id, NODE, seq_len, 42, "d" * 16, (0,))
 
 
 @dataclass
@@ -88,7 +88,7 @@ def test_what_is_staged_is_delivered_and_its_memory_comes_back() -> None:
         hand_over.send()
         hand_over.wait()
         assert sender.staging.free_bytes == 1024
-    assert fake.delivered == [(Parcel("r", NODE, 8, 42, 0, 32), bytes(range(32)))]
+    assert fake.delivered == [(Parcel("r", NODE, 8, 42, "d" * 16, 0, 32), bytes(range(32)))]
     assert fake.closed
 
 

@@ -62,7 +62,7 @@ def caches(*layers: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def extraction(request_id: str, seq_len: int, *blocks: int) -> Extraction:
-    return Extraction(request_id, NODE, seq_len, 0, blocks)
+    return Extraction(request_id, NODE, seq_len, 0, "0" * 16, blocks)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -25,7 +25,8 @@ from tilert_stream.serve.router import build_router
 from tilert_transports.registry import load
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.types import ASGIApp
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from tilert_stream.nodes.decode_app import DecodeApp
     from tilert_stream.nodes.landing_port import LandingPort
     from tilert_stream.nodes.prefill_app import PrefillApp
+
+    Headers = Sequence[tuple[str, str]]
 
 for each in ("auto", "memory"):
     load(each)  # before any event loop runs: importing reads files
@@ -66,6 +69,10 @@ class Node:
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
         addresses: list[tuple[str, int | None]] = await tasks.start(self.server.serve)
         self.port = addresses[0][1] or 0
+
+    @property
+    def origin(self) -> Origin:
+        return Origin.parse(f"http://127.0.0.1:{self.port}")
 
 
 class Answer(NamedTuple):
@@ -134,41 +141,71 @@ class Cluster:
                 for node in (prefill, *self.decode_nodes):
                     await node.start(tasks)
                     stack.callback(node.server.drain)
-                self.router: App = build_router(
-                    RouterConfig(
-                        model="bytes",
-                        prefill_nodes=(f"http://127.0.0.1:{prefill.port}",),
-                        decode_nodes=tuple(
-                            f"127.0.0.1:{port.port}:{node.port}"
-                            for port, node in zip(self.ports, self.decode_nodes, strict=True)
-                        ),
-                        **self.router_options,
-                    )
-                )
-                router = Node(self.router)
-                await router.start(tasks)
-                stack.callback(router.server.drain)
-                self.origin = Origin.parse(f"http://127.0.0.1:{router.port}")
+                self.routers: list[App] = []
+                self._prefill_port = prefill.port
+                router = await self.add_router(tasks, stack)
+                self.router = self.routers[0]
+                self.origin = router.origin
                 with HTTPClient() as self.client:
                     yield self
 
-    def request(self, **fields: Any) -> Any:
-        """A chat, streamed, as an open response."""
+    async def add_router(
+        self, tasks: anyio.abc.TaskGroup, stack: AsyncExitStack, **options: Any
+    ) -> Node:
+        """One router more, of the same nodes."""
+        app = build_router(
+            RouterConfig(
+                model="bytes",
+                prefill_nodes=(f"http://127.0.0.1:{self._prefill_port}",),
+                decode_nodes=tuple(
+                    f"127.0.0.1:{port.port}:{node.port}"
+                    for port, node in zip(self.ports, self.decode_nodes, strict=True)
+                ),
+                **{**self.router_options, **options},
+            )
+        )
+        self.routers.append(app)
+        router = Node(app)
+        await router.start(tasks)
+        stack.callback(router.server.drain)
+        return router
+
+    def request(
+        self, origin: Origin | None = None, headers: Headers = (), **fields: Any
+    ) -> AbstractAsyncContextManager[Response]:
+        """A chat, streamed, as an open response.
+
+        :param origin: of another router than the first.
+        """
         body = {"messages": [{"role": "user", "content": "abc"}], "stream": True, **fields}
         return self.client.request(
-            self.origin, "POST", "/v1/chat/completions", (), orjson.dumps(body)
+            origin or self.origin, "POST", "/v1/chat/completions", headers, orjson.dumps(body)
         )
 
-    async def ask(self, **fields: Any) -> Answer:
+    async def ask(
+        self, origin: Origin | None = None, headers: Headers = (), **fields: Any
+    ) -> Answer:
         """The whole answer to a chat, streamed or not."""
-        async with self.request(**fields) as response:
+        async with self.request(origin, headers, **fields) as response:
             return await read(response)
+
+    async def look(self, path: str, origin: Origin | None = None) -> Any:
+        """What a router says at ``path``."""
+        async with self.client.request(origin or self.origin, "GET", path) as response:
+            return orjson.loads(await response.read(65536, within=5))
+
+    async def waiting(self, count: int, origin: Origin | None = None) -> None:
+        """Wait until so many requests stand in a router's line."""
+        while (await self.look("/pool_status", origin))["waiting"] != count:
+            await anyio.lowlevel.checkpoint()
 
     @property
     def held(self) -> dict[str, Any]:
         """All that is held anywhere; empty when nothing is (INV-2)."""
         found: dict[str, Any] = {
-            "router": self.router.service.ledger.counts,
+            "routers": [
+                app.service.ledger.counts for app in self.routers if app.service.ledger.counts
+            ],
             "prefill": self.prefill_app.service.ledger.counts,
         }
         for number, (app, model) in enumerate(zip(self.decode_apps, self.models, strict=True)):
@@ -184,12 +221,16 @@ class Cluster:
             await anyio.lowlevel.checkpoint()
 
 
-async def read(response: Response) -> Answer:
-    """Read to the end, or to the cut."""
+async def read(response: Response, seen: Callable[[bytes], object] = bytes) -> Answer:
+    """Read to the end, or to the cut.
+
+    :param seen: called with the body so far, whenever it has grown.
+    """
     body, complete = b"", True
     try:
         async for piece in response.chunks():
             body += piece
+            seen(body)
     except Exception:  # noqa: BLE001 - a cut is an answer, too
         complete = False
     if not (response.header(b"content-type") or "").startswith("text/event-stream"):

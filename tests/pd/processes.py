@@ -121,6 +121,9 @@ class ProcessCluster:
                 return await read(response)
         except Exception:  # noqa: BLE001 - the router has been killed
             return None
+        finally:
+            # The caller may go on to block, which is not to happen inside of the client's own call.
+            await anyio.lowlevel.cancel_shielded_checkpoint()
 
     async def served(self) -> Answer:
         """Ask until somebody answers in full, as a client that retries does."""

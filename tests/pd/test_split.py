@@ -100,7 +100,7 @@ async def test_a_torch_model_split_says_what_it_says_undivided(
 
 
 @both
-async def test_every_slot_is_taken(stream: bool) -> None:
+async def test_dis_14_without_a_queue_every_slot_taken_is_a_429(stream: bool) -> None:
     """The second request is told before anything is prefilled for it."""
     prefilled: list[int] = []
     with Gate() as gate:
@@ -108,6 +108,7 @@ async def test_every_slot_is_taken(stream: bool) -> None:
             prefill=Script(before_chunk=prefilled.append),
             decode=[Script(before_chain=gate.pass_through)],
             slots=1,
+            router_options={"queue_timeout": 0.0},
         )
         answers: list[Answer] = []
         async with cluster.running(), anyio.create_task_group() as tasks:

@@ -54,3 +54,14 @@ def test_a_unix_socket_is_named_to_curl() -> None:
     said = describe(("/run/small.sock", None), card(chat=True))
     assert said.startswith("Serving small at Unix socket /run/small.sock\n")
     assert "--unix-socket /run/small.sock http://localhost/v1/chat/completions" in said
+
+
+def test_a_key_is_asked_for_and_never_shown() -> None:
+    line = describe(("127.0.0.1", 1), card(chat=True), keyed=True).splitlines()[2]
+    assert '-H "authorization: Bearer $API_KEY"' in line, "in quotes that let the shell put it in"
+    assert "authorization" not in describe(("127.0.0.1", 1), card(chat=True))
+
+
+def test_a_certificate_of_ones_own_is_taken() -> None:
+    line = describe(("127.0.0.1", 1), card(chat=True), secure=True).splitlines()[2]
+    assert shlex.split(line)[:4] == ["curl", "-N", "-k", "https://127.0.0.1:1/v1/chat/completions"]

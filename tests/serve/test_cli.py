@@ -15,7 +15,7 @@ from tilert_stream import __version__
 from tilert_stream.config import Option, ServeConfig, StagePlacement
 from tilert_stream.errors import ConfigError, EngineDied, StageNotFound
 from tilert_stream.serve.cli import ROLES, Role, main
-from tilert_stream.serve.options import option_specs
+from tilert_stream.serve.options import OptionSpec, option_specs
 
 
 @pytest.fixture(autouse=True)
@@ -83,16 +83,23 @@ def test_every_kind_of_option(started: list[ServeConfig]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [spec.name for spec in option_specs(ServeConfig) if spec.type is bool]
+    "spec",
+    [spec for spec in option_specs(ServeConfig) if spec.type is bool],
+    ids=lambda spec: spec.name,
 )
 @pytest.mark.parametrize("value", [True, False])
 def test_a_switch_overrules_the_environment_both_ways(
-    name: str, *, value: bool, started: list[ServeConfig], monkeypatch: pytest.MonkeyPatch
+    spec: OptionSpec, *, value: bool, started: list[ServeConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(f"TILERT_STREAM_{name.upper()}", str(not value))
-    flag = name.replace("_", "-")
-    assert exit_code(f"--{flag}" if value else f"--no-{flag}") == 0
-    assert getattr(started[0], name) is value
+    monkeypatch.setenv(spec.variable, str(not value))
+    assert exit_code(spec.flag if value else spec.negative) == 0
+    assert getattr(started[0], spec.name) is value
+
+
+def test_the_other_side_of_a_switch_can_have_a_name_of_its_own() -> None:
+    negatives = {spec.name: spec.negative for spec in option_specs(ServeConfig)}
+    assert negatives["with_mtp"] == "--no-mtp"
+    assert negatives["access_log"] == "--no-access-log"
 
 
 def test_options_of_the_environment_reach_the_server(

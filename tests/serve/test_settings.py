@@ -30,6 +30,8 @@ OTHER: dict[str, tuple[str, Any]] = {
     "threads": ("2", 2),
     "device": ("cuda:1", "cuda:1"),
     "dtype": ("bfloat16", "bfloat16"),
+    "with_mtp": ("false", False),
+    "kv_cache_dtype": ("bf16", "bf16"),
     "queue_timeout": ("1.5", 1.5),
     "max_queue": ("0", 0),
     "prefill_timeout": ("6", 6.0),
@@ -58,6 +60,8 @@ OTHER: dict[str, tuple[str, Any]] = {
     "done_after_error": ("true", True),
     "log_level": ("debug", "debug"),
     "access_log": ("false", False),
+    "request_log": ("requests.jsonl", "requests.jsonl"),
+    "metrics_aliases": ("vllm", "vllm"),
     "stages": (
         "shop.moderation:Moderate@after=detokenize",
         (StagePlacement("shop.moderation:Moderate", "after", "detokenize"),),

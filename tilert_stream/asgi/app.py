@@ -32,6 +32,7 @@ from .auth import KeyRing
 from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_answer
 from .request_body import parse_body, read_body
 from .request_headers import client_request_id, wants_timing
+from .request_id import id_header, name_request
 from .response import EVENT_STREAM, JSON, StreamResponse
 
 if TYPE_CHECKING:
@@ -135,13 +136,14 @@ class App:
                 self._keys.check(headers)
                 body = await read_body(scope, receive, self._max_body_bytes)
                 request, envelope = await parse_body(parse, body, self.card)
+                name_request(scope, request.id)
                 record.model, record.stream = envelope.model, envelope.stream
                 encode = self._encoder(envelope, timing=wants_timing(headers))
                 opened = self.service.open(request, encode, record=record)
             response = StreamResponse(
                 opened,
                 content=EVENT_STREAM if envelope.stream else JSON,
-                headers=((b"x-request-id", (record.client_id or request.id).encode()),),
+                headers=id_header(record.client_id or request.id),
                 cut_on_error=not self._done_after_error,
                 heartbeat=self._heartbeat if envelope.stream else inf,
                 server_timing=not envelope.stream,

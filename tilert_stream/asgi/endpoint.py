@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
 from ..openai.encoding import dumps
 from ..openai.objects import model_list
+from .request_id import id_header
 from .response import ErrorResponse, JSONBody
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ class Endpoint:
         """Serve one request."""
         started = False
 
-        async def watched(message: Message) -> None:
+        def watched(message: Message) -> Awaitable[None]:
             nonlocal started
             started = True
-            await send(message)
+            return send(message)
 
         try:
             await self._handler(scope["method"])(scope, receive, watched)
@@ -57,7 +58,8 @@ class Endpoint:
         except TilertStreamError as error:
             if started:
                 raise
-            await ErrorResponse(error, self._allow(error))(scope, receive, send)
+            headers = (*self._allow(error), *id_header())
+            await ErrorResponse(error, headers)(scope, receive, send)
 
     def _handler(self, method: str) -> Handler:
         handler = self._handlers.get(method)
@@ -103,7 +105,8 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     """The answer for a path that there is not."""
     if scope["type"] != "http":
         return
-    await ErrorResponse(NotFound(f"no such path: {_cut(scope['path'])}"))(scope, receive, send)
+    error = NotFound(f"no such path: {_cut(scope['path'])}")
+    await ErrorResponse(error, id_header())(scope, receive, send)
 
 
 def _cut(given: str) -> str:

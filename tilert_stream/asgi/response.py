@@ -8,28 +8,32 @@ failure.
 
 from __future__ import annotations
 
+import logging
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from anyio import create_task_group, move_on_after
+from anyio import move_on_after
 
 from ..errors import TilertStreamError
 from ..events import Finished
 from ..lifecycle import State
 from ..openai.errors import error_body, error_headers
 from ..telemetry.timeline import Timeline
+from .disconnect import while_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from anyio import CancelScope
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ..scope import RequestScope
     from ..stream import Stream
+    from .disconnect import DisconnectListener
 
 __all__ = ("EVENT_STREAM", "JSON", "ErrorResponse", "Headers", "JSONBody", "StreamResponse")
+
+logger = logging.getLogger(__name__)
 
 Headers: TypeAlias = "tuple[tuple[bytes, bytes], ...]"
 
@@ -38,8 +42,6 @@ EVENT_STREAM: Final[Headers] = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back otherwise
 )
-ON_DISCONNECT: Final = "tilert_stream.on_disconnect"
-"""Our own server's extension; the others tell a disconnect to whoever waits in ``receive``."""
 HEARTBEAT: Final = b": still here\n\n"
 """A comment (WHATWG HTML, 9.2.6). Nothing but comments is safe for clients, and not for all."""
 JSON: Final[Headers] = ((b"content-type", b"application/json"),)
@@ -108,30 +110,30 @@ class StreamResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
-        async with create_task_group() as tasks:
-            listener = _Listener(tasks.cancel_scope)
-            on_disconnect = scope.get("extensions", {}).get(ON_DISCONNECT)
-            listening = on_disconnect is None or not on_disconnect(listener.left)
-            if listening:
-                tasks.start_soon(listener.listen, receive)
-            opened = False
-            try:
-                async with self._opened as stream:
-                    opened = True
-                    outcome = await self._write(stream, send, listener)
-            except TilertStreamError as error:
-                if opened:
-                    raise
-                # A stage's factory failed: nothing has been sent, so it is an answer like others.
-                outcome = Finished.failed(error)
-            if outcome is not None and outcome.error is not None:
-                listener.over = True
-                await self._refuse(outcome.error, self._headers)(scope, receive, send)
-            if listening:
-                tasks.cancel_scope.cancel()
+        await while_there(
+            scope, receive, lambda listener: self._answer(scope, receive, send, listener)
+        )
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, listener: DisconnectListener
+    ) -> None:
+        opened = False
+        try:
+            async with self._opened as stream:
+                opened = True
+                outcome = await self._write(stream, send, listener)
+                _log(stream, answered=outcome is None)
+        except TilertStreamError as error:
+            if opened:
+                raise
+            # A stage's factory failed: nothing has been sent, so it is an answer like others.
+            outcome = Finished.failed(error)
+        if outcome is not None and outcome.error is not None:
+            listener.over = True
+            await self._refuse(outcome.error, self._headers)(scope, receive, send)
 
     async def _write(
-        self, stream: Stream[bytes], send: Send, listener: _Listener
+        self, stream: Stream[bytes], send: Send, listener: DisconnectListener
     ) -> Finished | None:
         """Write until the end; the outcome if it is an error that nothing has been sent before."""
         started = over = False
@@ -172,6 +174,24 @@ class StreamResponse:
         return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
+def _log(stream: Stream[bytes], *, answered: bool) -> None:
+    """Say why a request failed: an access log has a status only, and of a cut not even that.
+
+    :param answered: the answer had begun.
+    """
+    error = None if stream.outcome is None else stream.outcome.error
+    if error is not None:
+        logger.log(
+            logging.WARNING if error.status >= 500 else logging.INFO,
+            "request %s failed%s: %d %s, %r",
+            stream.scope.request.id,
+            " after its answer had begun" if answered else "",
+            error.status,
+            error.code,
+            error.message,
+        )
+
+
 class _Heartbeats:
     """What a stream yields, and a comment after each silence of so many seconds.
 
@@ -191,26 +211,3 @@ class _Heartbeats:
                 return await anext(self._stream)
             if self._stream.scope.lifecycle.state is not State.QUEUED:
                 return [HEARTBEAT]
-
-
-class _Listener:
-    """Cancels the request when the client has gone."""
-
-    __slots__ = ("_request", "over")
-
-    def __init__(self, request: CancelScope) -> None:
-        self._request = request
-        self.over = False
-        """The last message is about to be sent: some servers report a disconnect as soon as it is,
-        and would have us cancel the very task that closes the connection."""
-
-    async def listen(self, receive: Receive) -> None:
-        """Wait for the disconnect."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.left()
-
-    def left(self) -> None:
-        """The client has gone."""
-        if not self.over:
-            self._request.cancel()

@@ -67,14 +67,16 @@ class Admission:
         self._line: deque[Completion[Ticket]] = deque()
         self._lock = threading.Lock()
 
-    async def acquire(self) -> Ticket:
+    async def acquire(self, within: float | None = None) -> Ticket:
         """A slot, as soon as all who came before have had theirs. Always a checkpoint.
 
+        :param within: seconds that this request waits; None: as long as any other.
         :raises ~tilert_stream.errors.Busy: the line is full, or none came free in time.
         """
-        turn = self._stand_in_line()
+        seconds = self._timeout if within is None else within
+        turn = self._stand_in_line(seconds)
         try:
-            with move_on_after(None if turn.done else self._timeout):
+            with move_on_after(None if turn.done else seconds):
                 return await turn.wait()
         except BaseException:
             if not self._step_out(turn):
@@ -83,16 +85,16 @@ class Admission:
         if not self._step_out(turn):
             return turn.value  # granted in the moment the time was up
         raise Busy(
-            f"all {self._slots} decode slots stayed busy for {self._timeout:g} s; try again later",
+            f"all {self._slots} decode slots stayed busy for {seconds:g} s; try again later",
             retry_after=1,
         )
 
-    def _stand_in_line(self) -> Completion[Ticket]:
+    def _stand_in_line(self, seconds: float) -> Completion[Ticket]:
         turn = Completion[Ticket]()
         with self._lock:
             if self._free:
                 turn.set(Ticket(self._free.popleft(), self._pass_on))
-            elif self._timeout <= 0:
+            elif seconds <= 0:
                 raise Busy(
                     f"all {self._slots} decode slots are busy; try again later", retry_after=1
                 )

@@ -23,9 +23,10 @@ import orjson
 from ..errors import Busy, KVTimeout
 from ..http.client.errors import UpstreamInvalid
 from ..http.client.origin import Origin
-from .errors import DecodeFailed, LayoutMismatch, ReservationLost
+from .errors import DecodeFailed, ReservationLost
 from .json_fields import as_object
-from .refusals import read_words, refusal_of, retry_after
+from .prompt_digest import prompt_digest
+from .refusals import mismatch_of, read_words, refusal_of, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,7 +42,6 @@ ANSWER_BYTES: Final = 1024 * 1024
 SIGNATURE: Final = "tilert-signature"
 
 _GONE: Final = frozenset({"kv_grant_gone"})
-_MISMATCH: Final = frozenset({"kv_layout_mismatch", "kv_handshake_refused"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +92,42 @@ class DecodeCall:
         self._stock = False
 
     async def reserve(
-        self, request: GenerateRequest, layout: Mapping[str, object] | None = None
+        self,
+        request: GenerateRequest,
+        attempt: int,
+        layout: Mapping[str, object] | None = None,
+        *,
+        wait: float = 0,
     ) -> Grant:
         """Ask for a slot that ``request`` fits in.
 
+        :param attempt: names this call to ``cancel``; no two of one request have the same.
         :param layout: of the KV caches that prefill makes, field by field, where it is known.
+        :param wait: seconds that the node may take until a slot comes free; a stock node knows no
+            waiting.
         :raises ~tilert_stream.errors.Busy: no slot is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
         :raises LayoutMismatch: the node cannot take such KV caches.
         :raises ~tilert_stream.http.client.UpstreamError: it did not answer, or not with a grant.
         """
         if not self._stock:
-            length = len(request.prompt_ids) + request.limits.max_tokens
-            asked = {"rid": request.id, "max_len": length, "layout": layout}
-            status, body, after = await self._post("/pd/reserve", asked)
+            prompt = request.prompt_ids
+            asked: dict[str, object] = {
+                "rid": request.id,
+                "attempt": attempt,
+                "max_len": len(prompt) + request.limits.max_tokens,
+                "prompt": {
+                    "tokens": len(prompt),
+                    "last_token": prompt[-1],
+                    "digest": prompt_digest(prompt),
+                },
+                "layout": layout,
+            }
+            if request.sampling.min_p > 0:
+                asked["needs"] = ["min_p"]
+            if wait:
+                asked["wait_s"] = wait
+            status, body, after = await self._post("/pd/reserve", asked, wait=wait)
             if status == 200:
                 return self._grant(body, request.id)
             if status != 404 or read_words(body).code is not None:
@@ -150,12 +172,14 @@ class DecodeCall:
         if status != 200:
             raise self._refusal(status, body, after)
 
-    async def cancel(self, request: str) -> None:
-        """Give the request up; that the node does not know it any more is fine.
+    async def cancel(self, request: str, attempt: int) -> None:
+        """Give up what ``attempt`` has reserved, or will have when it arrives.
+
+        That the node does not know it any more is fine.
 
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
-        await self._post("/pd/cancel", {"rid": request})
+        await self._post("/pd/cancel", {"rid": request, "attempt": attempt})
 
     async def decode(self, request: GenerateRequest, grant: Grant, first_token: int) -> Response:
         """Begin, and wait until the KV cache has landed and is imported; close what is returned.
@@ -208,7 +232,9 @@ class DecodeCall:
             order["generation"] = grant.generation
         return order
 
-    async def _post(self, path: str, fields: object) -> tuple[int, bytes, float | None]:
+    async def _post(
+        self, path: str, fields: object, *, wait: float = 0
+    ) -> tuple[int, bytes, float | None]:
         body = orjson.dumps(fields)
         async with self.client.request(
             self.origin,
@@ -216,7 +242,7 @@ class DecodeCall:
             path,
             self._headers(path, body),
             body,
-            head_timeout=self._answer_timeout,
+            head_timeout=self._answer_timeout + wait,
         ) as response:
             answer = await response.read(ANSWER_BYTES, within=self._answer_timeout)
         return response.status, answer, retry_after(response.header)
@@ -230,8 +256,9 @@ class DecodeCall:
     def _refusal(self, status: int, body: bytes, after: float | None) -> TilertStreamError:
         words = read_words(body)
         label = self.origin.label
-        if words.code in _MISMATCH:
-            return LayoutMismatch(f"{label} cannot take prefill's KV caches: {words.message}")
+        mismatch = mismatch_of(words, label)
+        if mismatch is not None:
+            return mismatch
         if words.code in _GONE:
             return ReservationLost(f"{label} no longer holds the request: {words.message}")
         if status == 504:

@@ -14,6 +14,7 @@ lines, and objects with none of the three keys, are ignored: a node may add some
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ("DecodeDone", "DecodeError", "DecodeLine", "DecodeLines", "DecodeTokens")
+
+_NUMBER: Final = rb"(?:0|[1-9][0-9]{0,8})"
+_PLAIN: Final = re.compile(rb'(?:\{"t": ?\[%b(?:, ?%b)*\]\}\n)+' % (_NUMBER, _NUMBER))
+"""Lines that bring nothing but ids, as all but the last of most streams do."""
+_ID: Final = re.compile(rb"[0-9]+")
 
 LINE_BYTES: Final = 1024 * 1024
 """The longest line: 100,000 ids, or 1,000 with 20 logprobs each."""
@@ -70,13 +76,33 @@ class DecodeLines:
         self.ended = False
         """``done`` or ``error`` has come."""
 
+    def feed_ids(self, data: bytes) -> tuple[tuple[int, ...], int]:
+        """The ids of the lines with nothing but ids that ``data`` begins with, and where they end.
+
+        0: it begins with something else, which is for ``feed``, as is what stands behind them.
+        """
+        if self._held or self.ended or len(data) > LINE_BYTES:
+            return (), 0
+        plain = _PLAIN.match(data)
+        if plain is None:
+            return (), 0
+        end = plain.end()
+        return tuple(map(int, _ID.findall(data, 0, end))), end
+
     def feed(self, data: bytes) -> list[DecodeLine]:
-        """The lines that ``data`` completes.
+        """The lines that ``data`` completes; those that bring nothing but ids are given as one.
 
         :raises ValueError: a line is none of the above, or too long; it says why.
         """
         if self.ended:
             return []
+        lines: list[DecodeLine] = []
+        ids, end = self.feed_ids(data)
+        if end:
+            lines.append(DecodeTokens(ids))
+            if end == len(data):
+                return lines
+            data = data[end:]
         *complete, rest = data.split(b"\n")
         if self._held and complete:
             complete[0] = b"".join((*self._held, complete[0]))
@@ -85,7 +111,6 @@ class DecodeLines:
             self._held.append(rest)
             if sum(map(len, self._held)) > LINE_BYTES:
                 raise ValueError(f"a line is over {LINE_BYTES} bytes")
-        lines: list[DecodeLine] = []
         for line in complete:
             read = _read(line)
             if read is not None:

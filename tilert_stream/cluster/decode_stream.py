@@ -78,6 +78,12 @@ class DecodeStream:
 
     def feed(self, data: bytes) -> list[DecodeItem]:
         """The tokens that ``data`` brings, as one batch, and the end if it is among them."""
+        if self._seen and self.finished is None:
+            ids, end = self._lines.feed_ids(data)
+            if end and end == len(data):
+                # Nothing but ids, as nearly every read.
+                self._seen += len(ids)
+                return self._emit_ids(ids)
         news = _News()
         try:
             for line in self._lines.feed(data):
@@ -119,6 +125,15 @@ class DecodeStream:
         if line.finish_reason == "length":
             return Finished("length")
         return Finished("stop", line.stop_token_id)
+
+    def _emit_ids(self, ids: tuple[int, ...]) -> list[DecodeItem]:
+        count, self.finished = self._limits.cut(ids, self._emitted)
+        self._emitted += count
+        if self.finished is None:
+            return [TokenBatch(ids)]
+        stopped = self.finished.reason == "stop"
+        batch = TokenBatch(ids[:count], ends_with_stop=stopped)
+        return [batch, self.finished] if count else [self.finished]
 
     def _emit(self, news: _News) -> list[DecodeItem]:
         ids, end = news.ids, news.end

@@ -5,13 +5,27 @@ from __future__ import annotations
 from ..errors import InvalidRequest
 from ..http.client.errors import UpstreamError
 
-__all__ = ("DecodeFailed", "LayoutMismatch", "NodeRefused", "ReservationLost", "Unprocessable")
+__all__ = (
+    "DecodeFailed",
+    "HandshakeRefused",
+    "LayoutMismatch",
+    "NodeRefused",
+    "ReservationLost",
+    "Unprocessable",
+)
 
 
 class DecodeFailed(UpstreamError):
     """The decode node gave the request up: its engine failed, or the KV cache never came."""
 
     code = "decode_failed"
+
+
+class HandshakeRefused(UpstreamError):
+    """A prefill and a decode node do not fit together; its message says why."""
+
+    status = 503
+    code = "kv_handshake_refused"
 
 
 class LayoutMismatch(UpstreamError):

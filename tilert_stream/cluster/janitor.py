@@ -10,7 +10,9 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from anyio import AsyncContextManagerMixin, Event, create_task_group, move_on_after
+from anyio import AsyncContextManagerMixin, Event, move_on_after
+
+from ..background import background_tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -46,25 +48,16 @@ class Janitor(AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Janitor]:
-        failure: Exception | None = None
         try:
-            async with create_task_group() as self._tasks:
-                try:
-                    yield self
-                    await self._take_leave()
-                except Exception as error:  # noqa: BLE001 - raised again below
-                    # Raised below, outside the task group, which would wrap it into a group.
-                    failure = error
-                finally:
-                    self._tasks.cancel_scope.cancel()
+            async with background_tasks() as self._tasks:
+                yield self
+                await self._take_leave()
         finally:
             self._tasks = None
             # A task that is cancelled before its first step runs no ``finally`` of its own.
             for abandon in tuple(self._open.values()):
                 abandon()
             self._open.clear()
-        if failure is not None:
-            raise failure
 
     async def _take_leave(self) -> None:
         if self._open:

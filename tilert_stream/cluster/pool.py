@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from anyio import Event
+
 from ..errors import Busy, ConfigError, NotReady
 from ..http.client.errors import (
     ConnectFailed,
@@ -20,6 +22,7 @@ from ..http.client.errors import (
     UpstreamInvalid,
     UpstreamTimeout,
 )
+from .errors import HandshakeRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -34,7 +37,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SICK = (ConnectFailed, UpstreamClosed, UpstreamInvalid, UpstreamTimeout)
-_UNREACHED = (Busy, NotReady, ConnectFailed, UpstreamClosed)
+_UNREACHED = (Busy, NotReady, ConnectFailed, UpstreamClosed, HandshakeRefused)
 """The request was not begun, or its work is lost with the node: another may be asked."""
 
 
@@ -67,7 +70,7 @@ class Visit:
 class Member(Generic[T]):
     """A node in a pool."""
 
-    __slots__ = ("name", "node", "requests", "shunned_until")
+    __slots__ = ("_left", "name", "node", "requests", "shunned_until")
 
     def __init__(self, name: str, node: T) -> None:
         self.name = name
@@ -75,6 +78,7 @@ class Member(Generic[T]):
         self.requests = 0
         """Of this router, on that node now."""
         self.shunned_until = 0.0
+        self._left = Event()
 
     def visit(self) -> Visit:
         """Count one request more."""
@@ -83,6 +87,12 @@ class Member(Generic[T]):
 
     def _count_one_less(self) -> None:
         self.requests -= 1
+        self._left.set()
+        self._left = Event()
+
+    async def wait_left(self) -> None:
+        """Wait until a request of this router has left the node."""
+        await self._left.wait()
 
 
 class Pool(Generic[T]):
@@ -107,7 +117,7 @@ class Pool(Generic[T]):
             raise ConfigError(f"there is no {kind} node; name at least one (--{kind})", param=kind)
         self.kind = kind
         self.members = tuple(Member(name, node) for name, node in nodes)
-        self._shun = shun
+        self.shun = shun
         self._clock = clock
         self._turn = 0
 
@@ -138,21 +148,27 @@ class Pool(Generic[T]):
             try:
                 result = await attempt(member)
             except (Busy, NotReady, UpstreamError) as error:
-                self._note(member, error)
+                self.note(member, error)
                 if not isinstance(error, skip):
                     raise
                 errors.append(error)
             else:
                 member.shunned_until = 0.0
                 return result
-        raise self._failure(errors)
+        raise self.failure(errors)
 
-    def _note(self, member: Member[T], error: TilertStreamError) -> None:
+    def note(self, member: Member[T], error: TilertStreamError) -> None:
+        """Remember what a node's answer says of its health."""
         if isinstance(error, _SICK):
             logger.warning("%s node %s: %s", self.kind, member.name, error)
-            member.shunned_until = self._clock() + self._shun
+            self.avoid(member)
 
-    def _failure(self, errors: list[TilertStreamError]) -> TilertStreamError:
+    def avoid(self, member: Member[T]) -> None:
+        """Ask ``member`` last, for a while."""
+        member.shunned_until = self._clock() + self.shun
+
+    def failure(self, errors: Sequence[TilertStreamError]) -> TilertStreamError:
+        """What the client is told where every node has failed with one of ``errors``."""
         busy = [error for error in errors if isinstance(error, Busy)]
         if not busy or len(errors) == 1:
             return errors[0]

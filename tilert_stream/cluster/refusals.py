@@ -22,14 +22,14 @@ from ..errors import (
 )
 from ..http.client.errors import UpstreamError, UpstreamTimeout
 from ..http.errors import RequestTimeout
-from .errors import NodeRefused, Unprocessable
+from .errors import HandshakeRefused, LayoutMismatch, NodeRefused, Unprocessable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..errors import TilertStreamError
 
-__all__ = ("Words", "read_words", "refusal_of", "retry_after")
+__all__ = ("Words", "mismatch_of", "read_words", "refusal_of", "retry_after")
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,11 @@ _PASSED: Final[Mapping[int, type[TilertStreamError]]] = {
 }
 _BY_CODE: Final[Mapping[str, type[TilertStreamError]]] = {
     error.code: error for error in (ContextLengthExceeded, UnsupportedParameter)
+}
+_MISMATCHES: Final[Mapping[str, type[UpstreamError]]] = {
+    HandshakeRefused.code: HandshakeRefused,
+    "kv_handshake_mismatch": HandshakeRefused,
+    LayoutMismatch.code: LayoutMismatch,
 }
 
 
@@ -97,6 +102,12 @@ def retry_after(header: Callable[[bytes], str | None]) -> float | None:
     return None
 
 
+def mismatch_of(words: Words, label: str) -> UpstreamError | None:
+    """The error where two nodes do not fit together, which no other try mends; None otherwise."""
+    kind = _MISMATCHES.get(words.code or "")
+    return None if kind is None else kind(f"{label} gave the request up: {words.message}")
+
+
 def refusal_of(
     status: int, body: bytes, *, label: str, after: float | None = None
 ) -> TilertStreamError:
@@ -105,6 +116,9 @@ def refusal_of(
     :param after: its ``Retry-After``, in seconds.
     """
     words = read_words(body)
+    mismatch = mismatch_of(words, label)
+    if mismatch is not None:
+        return mismatch
     about_request = status in _PASSED and (status != 404 or _names_model(words))
     if not about_request:
         # Whoever refuses a key may repeat it.

@@ -3,8 +3,9 @@
 ::
 
     claim ─► a node's grant ─► keep (while prefill works) ─► the stream's end, or cancel
-       ▲                         │
-       └── the node has died ────┘   nothing has left for the client yet: another is asked
+     ▲ │ ▲                       │
+     │ │ └── the node has died ──┘   nothing has left for the client yet: another is asked
+     └─┘ all are busy: in line, for as long as the queue allows
 
 It counts from before the first node is asked: whatever is cancelled, a node that may have granted
 is told.
@@ -12,38 +13,34 @@ is told.
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
-from anyio import move_on_after
-
-from ..errors import Busy, InvalidRequest, NotReady
-from ..http.client.errors import ConnectFailed, UpstreamClosed, UpstreamError
-from .errors import LayoutMismatch, ReservationLost
+from ..errors import Busy, NotReady
+from ..http.client.errors import UpstreamError
+from .claim import Claim
+from .contest import Contest
+from .errors import ReservationLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from ..errors import TilertStreamError
     from ..events import GenerateRequest
     from .decode_call import DecodeCall, Grant
     from .janitor import Janitor
-    from .pool import Member, Pool, Visit
+    from .keeper import Keeper
+    from .pool import Member, Pool
+    from .queue import Queue
 
 __all__ = ("Reservation",)
 
-logger = logging.getLogger(__name__)
-
-RENEWALS: Final = 3
-"""So many tries fit into a grant's time."""
-
-_DEAD: Final = (ConnectFailed, UpstreamClosed)
 _SKIP: Final = (Busy, NotReady, UpstreamError)
-_NOT_GRANTED: Final = (Busy, NotReady, InvalidRequest, ConnectFailed, LayoutMismatch)
 
 
 class Reservation:
     """One request's slot.
 
+    :param queue: where it waits while every node is busy.
     :param layout: of prefill's KV caches, where it is known.
     """
 
@@ -52,18 +49,19 @@ class Reservation:
         request: GenerateRequest,
         pool: Pool[DecodeCall],
         janitor: Janitor,
+        keeper: Keeper,
+        queue: Queue,
         layout: Mapping[str, object] | None = None,
     ) -> None:
         self.request = request
         self._pool = pool
         self._janitor = janitor
+        self._keeper = keeper
+        self._queue = queue
         self._layout = layout
-        self._member: Member[DecodeCall] | None = None
-        self._visit: Visit | None = None
+        self._claim: Claim | None = None
         self._grant: Grant | None = None
         self._released = False
-        self.settled = False
-        """The node has ended the request by itself, or somebody else sees to that."""
 
     @property
     def grant(self) -> Grant:
@@ -81,71 +79,85 @@ class Reservation:
 
         :raises RuntimeError: none yet.
         """
-        if self._member is None:
+        return self._claimed.member.node
+
+    @property
+    def _claimed(self) -> Claim:
+        if self._claim is None:
             raise RuntimeError("the slot has not been claimed")
-        return self._member.node
+        return self._claim
 
     @property
     def name(self) -> str:
         """The node's name in its pool."""
-        return self._member.name if self._member is not None else ""
+        return self._claim.member.name if self._claim is not None else ""
+
+    def settle(self) -> None:
+        """The node has ended the request by itself, or somebody else sees to that."""
+        self._claimed.settled = True
+
+    def avoid(self) -> None:
+        """Ask the node last for a while: it and prefill do not fit together."""
+        self._pool.avoid(self._claimed.member)
 
     async def claim(self) -> None:
-        """Have some node hold a slot.
+        """Have some node hold a slot; where all are busy, wait in line for one.
 
-        :raises ~tilert_stream.errors.Busy: all are busy.
+        :raises ~tilert_stream.errors.Busy: none came free in time, or the line is full.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
         :raises ~tilert_stream.http.client.UpstreamError: none can be used.
         """
-        self._grant = await self._pool.first(self._ask, skip=_SKIP)
+        if not self._queue.waiting:  # else all are busy, and nobody passes the line
+            try:
+                self._grant = await self._pool.first(self._ask, skip=_SKIP)
+            except Busy:
+                if self._queue.timeout <= 0:
+                    raise
+            else:
+                return
+        if self._claim is not None:
+            self._claim.step_back()
+        await self._queue.wait(self._contend)
 
     async def _ask(self, member: Member[DecodeCall]) -> Grant:
-        if member is self._member and not self.settled:
-            # A cancel names the request only: one that came later would end the new reservation.
-            await member.node.cancel(self.request.id)
-            self.settled = True
-        self._move_to(member)
-        try:
-            return await member.node.reserve(self.request, self._layout)
-        except _NOT_GRANTED:
-            self.settled = True
-            raise
+        claim = self._claim_on(member)
+        self._take(claim)
+        claim.enter()
+        return await claim.ask(self._layout)
 
-    def _move_to(self, member: Member[DecodeCall]) -> None:
-        self._leave()
-        self._grant = None
-        self.settled = False
-        self._member = member
-        self._visit = member.visit()
+    async def _contend(self) -> None:
+        contest = Contest(self._pool, self._claim_on, self._layout, wait=self._queue.timeout)
+        claim, self._grant = await contest.run()
+        self._take(claim)
+        if self._released:  # while the grant was on its way
+            claim.leave()
 
-    async def keep(self) -> NoReturn:
-        """Keep the grant alive until cancelled.
+    def _claim_on(self, member: Member[DecodeCall]) -> Claim:
+        if self._claim is not None and self._claim.member is member:
+            return self._claim
+        return Claim(self.request, member, self._janitor)
 
-        Renews it by the clock, and whenever the node has ended its idle connection: a process that
-        dies is known at once.
+    def _take(self, claim: Claim) -> None:
+        if claim is not self._claim:
+            self._leave()
+            self._claim = claim
 
-        :raises ReservationLost: the node does not hold it any more.
-        :raises ~tilert_stream.http.client.UpstreamError: the node has not answered in all its time.
+    def keep(self, lost: Callable[[TilertStreamError], object]) -> Callable[[], None]:
+        """Keep the grant alive until the returned function is called. Sync.
+
+        :param lost: called with the reason when it is lost: ``ReservationLost``, or why the node
+            has not renewed it in all its time.
         """
-        grant, node = self.grant, self.node
-        pause = grant.ttl / RENEWALS
-        failures = 0
-        while True:
-            with move_on_after(pause):
-                await node.client.wait_closed(node.origin)
-            if not grant.promised:
-                continue
-            try:
-                await node.renew(grant)
-                failures = 0
-            except ReservationLost:
-                self.settled = True
-                raise
-            except UpstreamError as error:
-                failures += 1
-                if isinstance(error, _DEAD) or failures == RENEWALS:
-                    raise
-                logger.info("%s: not renewed: %s", self.name, error)
+        grant = self.grant
+        if not grant.promised:
+            return _nothing
+
+        def tell(error: TilertStreamError) -> None:
+            if isinstance(error, ReservationLost):
+                self.settle()
+            lost(error)
+
+        return self._keeper.keep(self.node, grant, tell).stop
 
     def release(self, _reason: str) -> None:
         """Give it back. Sync, idempotent: the janitor tells the node."""
@@ -154,13 +166,13 @@ class Reservation:
             self._leave()
 
     def _leave(self) -> None:
-        if self._visit is not None:
-            visit, self._visit = self._visit, None
-            visit.leave()
-            if not self.settled:
-                self.cancel()
+        if self._claim is not None:
+            self._claim.leave()
 
     def cancel(self) -> None:
         """Tell the node that the request has ended. Sync."""
-        node, request = self.node, self.request.id
-        self._janitor.submit(f"cancel of {request} at {self.name}", lambda: node.cancel(request))
+        self._claimed.cancel()
+
+
+def _nothing() -> None:
+    """A stock node has promised nothing that could be kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - option types are read at run time
 from typing import Annotated
 
 from .cluster import TransportOptions
@@ -73,7 +74,19 @@ class _Landing(TransportOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeConfig(LogOptions, _Landing, DecodeOptions, _Ports):
+class _Weights(DecodeOptions):
+    model_weights_dir: Annotated[
+        Path | None,
+        Option(
+            "Model",
+            "Folder of the weights that TileRT's converter wrote.",
+            default="none; --engine tilert needs one",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig(LogOptions, _Landing, _Weights, _Ports):
     """One decode node.
 
     :raises ~tilert_stream.errors.ConfigError: a value is out of its range.

@@ -16,7 +16,11 @@ class ModelOptions(Options):
 
     model: Annotated[
         str,
-        Option("Model", "A GGUF file, a Hugging Face directory, or 'demo' for SmolLM2-135M."),
+        Option(
+            "Model",
+            "A GGUF file, a Hugging Face directory, 'demo' for SmolLM2-135M, or 'tiny-glm5', which"
+            " is shipped; with --engine tilert glm5 or dsv32.",
+        ),
     ] = "demo"
     served_model_names: Annotated[
         tuple[str, ...],
@@ -49,8 +53,12 @@ class EngineOptions(WindowOptions):
     """What computes."""
 
     engine: Annotated[
-        Literal["torch", "scripted"],
-        Option("Engine", "What computes tokens; 'scripted' answers without a model, for tests."),
+        Literal["torch", "tilert", "scripted"],
+        Option(
+            "Engine",
+            "What computes tokens; 'tilert' decodes on TileRT, 'scripted' answers without a model,"
+            " for tests.",
+        ),
     ] = "torch"
     threads: Annotated[
         int | None, Option("Engine", "CPU threads of the engine.", default="torch's own", least=1)
@@ -62,19 +70,45 @@ class EngineOptions(WindowOptions):
         Literal["auto", "float32", "bfloat16", "float16"],
         Option("Engine", "Type of weights and KV cache; auto is bfloat16 on CUDA, else float32."),
     ] = "auto"
+    with_mtp: Annotated[
+        bool | None,
+        Option(
+            "Engine",
+            "Decode with the model's draft layer, and hand its KV cache over.",
+            default="where the model has one, unless TILERT_PD_NO_MTP is 1",
+            negative="no-mtp",
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str,
+        Option(
+            "Model",
+            "Type of an MLA model's KV cache, as prefill has it: fp8_ds_mla (also fp8, fp8_e4m3) or"
+            " bf16 (also bfloat16, auto). Other models have that of --dtype.",
+        ),
+    ] = "fp8_ds_mla"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions(EngineOptions):
     """What decodes."""
 
-    slots: Annotated[int, Option("Engine", "Requests decoded at once.", least=1, most=4096)] = 4
+    slots: Annotated[
+        int | None,
+        Option(
+            "Engine",
+            "Requests decoded at once.",
+            default="4; 1 on TileRT, which takes no more",
+            least=1,
+            most=4096,
+        ),
+    ] = None
     ar_steps: Annotated[
         int | None,
         Option(
             "Engine",
             "Decode steps chained before their tokens are read back.",
-            default="8 on a GPU; 1 on a CPU, where a chain saves nothing",
+            default="8 on a GPU (GLM5_AR_N on TileRT); 1 on a CPU, where a chain saves nothing",
             least=1,
             most=1024,
         ),

@@ -25,6 +25,8 @@ class Option:
     most: float | None = None
     singular: str | None = None
     """The option's name, where it can be given several times."""
+    negative: str | None = None
+    """The flag of a switch's other side, where that is not the option's name with ``no-``."""
     secret: bool = False
     """The value is never printed."""
 

@@ -71,7 +71,7 @@ class LimitOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions(LimitOptions):
-    """How long a request may wait for a slot of this process."""
+    """How long a request may wait for a decode slot."""
 
     queue_timeout: Annotated[
         float,

@@ -8,7 +8,7 @@ from typing import Annotated
 from .cluster import ClusterOptions
 from .engine import WindowOptions
 from .option import Option
-from .request import LimitOptions, PipelineOptions
+from .request import PipelineOptions, QueueOptions
 from .server import HTTPOptions, ListenOptions, LogOptions
 
 __all__ = ("RouterConfig",)
@@ -50,7 +50,7 @@ class _Nodes(ClusterOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig(
-    PipelineOptions, LogOptions, HTTPOptions, LimitOptions, _Nodes, WindowOptions, ListenOptions
+    PipelineOptions, LogOptions, HTTPOptions, QueueOptions, _Nodes, WindowOptions, ListenOptions
 ):
     """One router.
 

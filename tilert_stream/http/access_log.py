@@ -29,13 +29,17 @@ class AccessRecord:
     request: str = "-"
     """Method, target and version, as received."""
     request_id: str = "-"
-    """``x-request-id`` of the answer, else of the request."""
+    """``x-request-id`` of the answer, else the app's own, else that of the request."""
     status: int = CLIENT_GONE
     sent: int = 0
     """Bytes of body."""
     ending: str = "complete"
     """``complete``, ``gone`` (the client left), ``cut`` (by us) or ``refused`` (never an app's)."""
     began: float = field(default_factory=time.perf_counter)
+
+    def name(self, request_id: str) -> None:
+        """Say what the app calls the request."""
+        self.request_id = request_id
 
     def write(self) -> None:
         """Log the line, at level info."""

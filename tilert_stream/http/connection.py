@@ -30,7 +30,7 @@ from .errors import (
 from .exchange import Exchange
 from .head_reader import HeadReader
 from .refusal import refusal
-from .scope import ON_DISCONNECT, check_head, http_scope
+from .scope import NAME_REQUEST, ON_DISCONNECT, check_head, http_scope
 from .sockets import (
     SocketWriter,
     close,
@@ -137,6 +137,7 @@ class Connection:
             )
             exchange = self._exchange(request, record)
             scope["extensions"][ON_DISCONNECT] = exchange.on_disconnect
+            scope["extensions"][NAME_REQUEST] = record.name
             exchange.parse()
         except TilertStreamError as error:
             await self._refuse(error, record, head_only=_is_head(request))
@@ -184,15 +185,26 @@ class Connection:
         self, scope: Scope, exchange: Exchange, record: AccessRecord, *, head_only: bool
     ) -> bool:
         failure: Exception | None = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(exchange.listen, group.cancel_scope)
+        stop = exchange.watch()
+        if stop is not None:
             try:
-                await self._app(scope, exchange.receive, exchange.send)
-            except Exception as error:  # noqa: BLE001 - an app's failure ends its connection only
-                failure = error
-            group.cancel_scope.cancel()
+                failure = await self._call(scope, exchange)
+            finally:
+                stop()
+        else:
+            async with anyio.create_task_group() as group:
+                group.start_soon(exchange.listen, group.cancel_scope)
+                failure = await self._call(scope, exchange)
+                group.cancel_scope.cancel()
         self._heads.input_ended = exchange.input_ended
         return await self._conclude(exchange, failure, record, head_only=head_only)
+
+    async def _call(self, scope: Scope, exchange: Exchange) -> Exception | None:
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:  # noqa: BLE001 - an app's failure ends its connection only
+            return error
+        return None
 
     async def _conclude(
         self,

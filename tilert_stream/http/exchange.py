@@ -1,8 +1,9 @@
 """One request and its answer: h11 events on the one side, ASGI messages on the other.
 
-``listen`` reads the socket for as long as the app runs. It fills the request's body, keeps what
-is pipelined behind it, and is how a client that leaves is noticed at once; what comes behind a
-complete answer is the next request: it waits in the kernel. The app calls ``receive`` and ``send``.
+``listen``, or the event loop by ``watch``, reads the socket for as long as the app runs. It fills
+the request's body, keeps what is pipelined behind it, and is how a client that leaves is noticed at
+once; what comes behind a complete answer is the next request: it waits in the kernel. The app calls
+``receive`` and ``send``.
 
 Rules
 
@@ -24,10 +25,10 @@ import anyio.lowlevel
 import h11
 
 from ..errors import BodyTooLarge, TilertStreamError
+from .answer_head import AnswerHead
 from .errors import ASGIViolation, ClientGone, RequestTimeout
-from .framing import choose_framing
-from .refusal import REASONS, http_date, refusal_for
-from .sockets import end_output, receive_some
+from .refusal import refusal_for
+from .sockets import call_when_readable, end_output, receive_ready, receive_some
 
 if TYPE_CHECKING:
     import socket
@@ -85,7 +86,7 @@ class Exchange:
         self._on_gone: Callable[[], object] | None = None
         self._reading: anyio.CancelScope | None = None
         self._consumed: anyio.Event | None = None
-        self._response: h11.Response | None = None
+        self._head: AnswerHead | None = None
         self._framing: Framing | None = None
         self.input_ended = input_ended
         """The client has closed its sending side (seen only with ``allow_half_close``)."""
@@ -148,6 +149,29 @@ class Exchange:
             self.refused = error
             self._leave(ClientGone(f"the request was refused: {error}"))
             scope.cancel()
+
+    def watch(self) -> Callable[[], object] | None:
+        """``listen`` without a task: the event loop reads, until the returned function is called.
+
+        None: a task is needed, for a body that is still to come, or on a loop that calls nobody.
+        """
+        if self.input_ended:
+            return _nothing
+        if not self._body_complete:
+            return None
+        return call_when_readable(self._sock, self._look)
+
+    def _look(self) -> bool:
+        """Take what is there; whether more of it matters."""
+        try:
+            while not (self.input_ended or (self.complete and self._pipelined)):
+                data = receive_ready(self._sock)
+                if data is None:
+                    return True
+                self._take(data)
+        except ClientGone as error:
+            self._leave(error)
+        return False
 
     async def _read(self) -> bytes:
         if self._body_complete:
@@ -249,71 +273,54 @@ class Exchange:
             raise ASGIViolation(f"{message['type']!r} was sent after the end of the answer.")
         kind: str = message["type"]
         if kind == "http.response.body":
-            await self._send_body(message.get("body", b""), more=message.get("more_body", False))
+            body: bytes = message.get("body", b"")
+            more: bool = message.get("more_body", False)
+            data = self._framed(body, more=more)
+            if data:
+                self.head_left = True
+                await self._write(data)
+                if self._framing != "none":
+                    self._record.sent += len(body)
+            if not more:
+                self._end()
         elif kind == "http.response.start":
             self._start(message)
         else:
             raise ASGIViolation(f"{kind!r} is no message of an HTTP answer.")
 
     def _start(self, message: Message) -> None:
-        if self._response is not None:
+        if self._head is not None:
             raise ASGIViolation("'http.response.start' was sent twice.")
-        headers: list[tuple[bytes, bytes]] = [
-            (bytes(name), bytes(value)) for name, value in message.get("headers", ())
-        ]
-        names = {name.lower() for name, _ in headers}
-        if b"date" not in names:
-            headers.append((b"date", http_date()))
-        status: int = message["status"]
-        self._response = h11.Response(
-            status_code=status, headers=headers, reason=REASONS.get(status, b"")
-        )
+        self._head = AnswerHead(message)
 
-    async def _send_body(self, body: bytes, *, more: bool) -> None:
+    def _framed(self, body: bytes, *, more: bool) -> bytes:
         if self._framing == "chunked":
-            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            if not more:
-                data += LAST_CHUNK
-        elif self._response is None:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return chunk if more else chunk + LAST_CHUNK
+        if self._head is None:
             raise ASGIViolation("'http.response.body' was sent before 'http.response.start'.")
-        else:
-            head = self._render_head(self._response) if self._framing is None else b""
-            data = head + self._frame(body, more=more)
-        if data:
-            self.head_left = True
-            await self._write(data)
-            if self._framing != "none":
-                self._record.sent += len(body)
-        if not more:
-            if self._conn.our_state is h11.SEND_BODY:
-                self._conn.send(h11.EndOfMessage())
-            self.complete = True
-            if self._conn.our_state is h11.MUST_CLOSE:
-                # The app may go on for long (background tasks); the client is not to wait for it.
-                end_output(self._sock)
-            self._notify()
+        head = self._render(self._head) if self._framing is None else b""
+        return head + self._counted(body, more=more)
 
-    def _render_head(self, response: h11.Response) -> bytes:
+    def _end(self) -> None:
+        if self._conn.our_state is h11.SEND_BODY:
+            self._conn.send(h11.EndOfMessage())
+        self.complete = True
+        if self._conn.our_state is h11.MUST_CLOSE:
+            # The app may go on for long (background tasks); the client is not to wait for it.
+            end_output(self._sock)
+        self._notify()
+
+    def _render(self, head: AnswerHead) -> bytes:
         # The client may still be sending a body that the app does not want, and could take the
         # next request on this connection for lost; so the close is announced.
-        if self._closing() or not self._body_complete:
-            kept = [field for field in response.headers if field[0] != b"connection"]
-            response = h11.Response(
-                status_code=response.status_code,
-                headers=[*kept, (b"connection", b"close")],
-                reason=response.reason,
-            )
-        head = self._conn.send(response)
-        self._framing = choose_framing(
-            response, bodiless=self._bodiless, chunks_allowed=self._chunks_allowed
-        )
-        self._record.status = response.status_code
-        for name, value in response.headers:
-            if name == b"x-request-id":
-                self._record.request_id = value.decode("latin-1")
-        return head
+        rendered = head.render(self._conn, close=self._closing() or not self._body_complete)
+        self._framing = head.framing(bodiless=self._bodiless, chunks_allowed=self._chunks_allowed)
+        self._record.status = head.status
+        self._record.request_id = head.request_id or self._record.request_id
+        return rendered
 
-    def _frame(self, body: bytes, *, more: bool) -> bytes:
+    def _counted(self, body: bytes, *, more: bool) -> bytes:
         framed = b""
         if body and self._framing != "none":
             framed = self._conn.send(h11.Data(data=body))
@@ -321,7 +328,13 @@ class Exchange:
 
     async def _write(self, data: bytes) -> None:
         try:
-            await self._writer.write(data)
+            rest = self._writer.begin(data)
+            if rest is not None:
+                await self._writer.finish(rest)
         except ClientGone as error:
             self._leave(error)
             raise
+
+
+def _nothing() -> None:
+    """There is nothing more to read."""

@@ -56,25 +56,33 @@ class HeadReader:
         """
         if not await self._wait_for_begin():
             return None
-        settings = self._settings
-        with anyio.move_on_after(settings.header_timeout):
-            while True:
-                try:
-                    event = self.conn.next_event()
-                except h11.RemoteProtocolError as error:
-                    if self.input_ended:
-                        raise ClientGone("the client closed the connection in a request") from error
-                    raise refusal_for(error, settings.max_header_bytes) from error
-                if isinstance(event, h11.Request):
-                    return event
-                if isinstance(event, h11.ConnectionClosed):
-                    return None
+        # Most heads come in one piece: no time limit is paid for then.
+        head, ended = self._take()
+        if head is not None or ended:
+            return head
+        with anyio.move_on_after(self._settings.header_timeout):
+            while head is None and not ended:
                 data = await receive_some(self._sock)
                 self.input_ended = not data
                 self.conn.receive_data(data)
+                head, ended = self._take()
+            return head
         raise RequestTimeout(
-            f"The headers were not complete after {settings.header_timeout} s; send them at once."
+            f"The headers were not complete after {self._settings.header_timeout} s; send them at"
+            " once."
         )
+
+    def _take(self) -> tuple[h11.Request | None, bool]:
+        """The head, if all of it has come; and whether there will be none."""
+        try:
+            event = self.conn.next_event()
+        except h11.RemoteProtocolError as error:
+            if self.input_ended:
+                raise ClientGone("the client closed the connection in a request") from error
+            raise refusal_for(error, self._settings.max_header_bytes) from error
+        if isinstance(event, h11.Request):
+            return event, False
+        return None, isinstance(event, h11.ConnectionClosed)
 
     async def _wait_for_begin(self) -> bool:
         """Wait for the first byte of a request; False: there will be none."""

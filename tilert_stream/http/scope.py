@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .settings import ServerSettings
 
-__all__ = ("ASGI_VERSION", "ON_DISCONNECT", "Address", "check_head", "http_scope")
+__all__ = ("ASGI_VERSION", "NAME_REQUEST", "ON_DISCONNECT", "Address", "check_head", "http_scope")
 
 Address = tuple[str, int | None]
 
@@ -24,6 +24,10 @@ generator that waits for its next token would go on for nobody."""
 
 ON_DISCONNECT = "tilert_stream.on_disconnect"
 """The extension by which an app hears of a client's leaving without waiting for it."""
+
+NAME_REQUEST = "tilert_stream.name_request"
+"""The extension by which an app says a request's id before its answer does, for the access log of
+one that is never answered."""
 
 
 def check_head(request: h11.Request, settings: ServerSettings) -> None:

@@ -6,6 +6,7 @@ cancel scope and a stall timer paid for. A read waits first: between requests no
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import socket
 import ssl
@@ -13,6 +14,8 @@ import struct
 import sys
 import termios
 from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -20,8 +23,12 @@ import anyio.lowlevel
 from .errors import ClientGone, WriteStalled
 from .tls import say_goodbye
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = (
     "SocketWriter",
+    "call_when_readable",
     "close",
     "end_output",
     "receive_ready",
@@ -61,19 +68,38 @@ class SocketWriter:
         :raises ClientGone: the connection is broken, or an earlier write was cut short.
         :raises WriteStalled: nothing was taken for ``stall_timeout`` seconds.
         """
+        rest = self.begin(data)
+        if rest is not None:
+            await self.finish(rest)
+
+    def begin(self, data: bytes) -> memoryview | None:
+        """``write`` as far as it goes at once; None: that was all. Sync.
+
+        :returns: what ``finish`` is to be called with, and at once; empty if others are to run.
+        :raises ClientGone: as ``write``.
+        """
         if self._lock is not None and self._lock.locked():
-            await self._write_slowly(self._lock, data)
-            return
+            return memoryview(data)
         sent = self._send(data)
-        if sent < len(data):
-            if self._lock is None:
-                self._lock = anyio.Lock()
-            await self._write_slowly(self._lock, memoryview(data)[sent:])
-            return
-        self._unyielded += sent
-        if self._unyielded > FAIR_BYTES:
-            self._unyielded = 0
+        if sent == len(data):
+            self._unyielded += sent
+            if self._unyielded <= FAIR_BYTES:
+                return None
+        return memoryview(data)[sent:]
+
+    async def finish(self, rest: memoryview) -> None:
+        """End what ``begin`` has begun. Always a checkpoint.
+
+        :raises ClientGone: as ``write``.
+        :raises WriteStalled: as ``write``.
+        """
+        self._unyielded = 0
+        if not rest:
             await anyio.lowlevel.checkpoint()
+            return
+        if self._lock is None:
+            self._lock = anyio.Lock()
+        await self._write_slowly(self._lock, rest)
 
     def fail(self, failure: ClientGone) -> None:
         """Make every write raise ``failure`` from now on, one that is waiting included."""
@@ -93,9 +119,7 @@ class SocketWriter:
             self._failure = ClientGone(f"writing failed: {error}")
             raise self._failure from error
 
-    async def _write_slowly(self, lock: anyio.Lock, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        self._unyielded = 0
+    async def _write_slowly(self, lock: anyio.Lock, view: memoryview) -> None:
         try:
             async with lock:
                 while view:
@@ -132,6 +156,27 @@ def receive_ready(sock: socket.socket) -> bytes | None:
         return b""
     except OSError as error:
         raise ClientGone(f"reading failed: {error}") from error
+
+
+def call_when_readable(
+    sock: socket.socket, callback: Callable[[], bool]
+) -> Callable[[], object] | None:
+    """Have the event loop call ``callback`` whenever something can be read, until it says False.
+
+    Returns what ends it sooner; idempotent. None: this event loop calls nobody (trio).
+    """
+    loop = anyio.lowlevel.current_token().native_token
+    if not isinstance(loop, asyncio.AbstractEventLoop):
+        return None
+    # Not the socket: it may be closed by the time.
+    number = sock.fileno()
+
+    def call() -> None:
+        if not callback():
+            loop.remove_reader(number)
+
+    loop.add_reader(number, call)
+    return partial(loop.remove_reader, number)
 
 
 async def receive_some(sock: socket.socket) -> bytes:

@@ -19,12 +19,12 @@ Errors of ``/pd/*`` are flat, as TileRT's: ``{"error": "…", "code": "…", "ri
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from anyio.lowlevel import checkpoint
 from starlette.routing import Route, Router
 
-from tilert_engine.layouts.abc import differences
+from tilert_stream.asgi.disconnect import unless_left
 from tilert_stream.asgi.endpoint import (
     Endpoint,
     json_answer,
@@ -40,6 +40,8 @@ from tilert_stream.stages.lines import NDJSON, EncodeLines, EncodeTokens
 from tilert_stream.telemetry.record import RequestRecord
 from tilert_transports.control.auth import SIGNATURE_HEADER
 from tilert_transports.control.errors import HandshakeRefused
+from tilert_transports.control.layout import describe, differences
+from tilert_transports.control.prompt import PromptIdentity
 
 from .decode_orders import CancelBody, DecodeBody, RenewBody, ReserveBody, read, to_order
 
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from tilert_transports.control.auth import RequestVerifier
 
     from .decode_node import DecodeNode, DecodeOrder
+    from .decode_orders import PromptBody
 
 __all__ = ("DecodeApp", "LayoutRefused")
 
@@ -67,9 +70,6 @@ MAX_BODY_BYTES: Final = 1024 * 1024
 """Ids are few here: the prompt stays with prefill."""
 
 SIGNATURE: Final = SIGNATURE_HEADER.encode()
-
-OVERTAKING: Final = 32
-"""Turns of the loop in which a connection is accepted, and a request read and served."""
 
 
 class DecodeApp:
@@ -147,8 +147,18 @@ class DecodeApp:
         asked = read(ReserveBody, body)
         found = () if asked.layout is None else differences(self._layout, asked.layout)
         if found:
-            raise LayoutRefused("; ".join(map(str, found)))
-        granted = await self.node.promise(asked.rid, asked.max_len)
+            raise LayoutRefused(describe(found))
+        wait = asked.wait_s or 0
+        promise = partial(
+            self.node.promise,
+            asked.rid,
+            asked.max_len,
+            needs=asked.needs or (),
+            wait=wait,
+            prompt=None if asked.prompt is None else _identity(asked.prompt),
+            attempt=asked.attempt,
+        )
+        granted = await (unless_left(scope, receive, promise) if wait else promise())
         answer = {
             "rid": granted.request,
             "incarnation": granted.incarnation,
@@ -198,22 +208,15 @@ class DecodeApp:
                 self._streams.pop(order.id, None)
 
     async def _cancel(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        rid = read(CancelBody, body).rid
-        stream = self._streams.get(rid)
+        asked = read(CancelBody, body)
+        if not self.node.holds(asked.rid, asked.attempt):
+            raise NotFound(f"no request {asked.rid} holds a slot here")
+        stream = self._streams.get(asked.rid)
         if stream is not None:
             stream.fail(Cancelled("the router has given the request up"))
-        elif not await self._withdraw(rid):
-            raise NotFound(f"no request {rid} holds a slot here")
-        await JSONBody(dumps({"cancelled": rid}))(scope, receive, send)
-
-    async def _withdraw(self, rid: str) -> bool:
-        # Each on a connection of its own, a cancel can overtake the reservation that it is meant
-        # for. What had come before it is read within a few turns of the loop.
-        for _ in range(OVERTAKING):
-            if self.node.withdraw(rid):
-                return True
-            await checkpoint()
-        return False
+        else:
+            self.node.withdraw(asked.rid)
+        await JSONBody(dumps({"cancelled": asked.rid}))(scope, receive, send)
 
     # --- what health checks ask --------------------------------------------------------------
 
@@ -227,6 +230,10 @@ class DecodeApp:
             "busy": slots.busy,
         }
         await JSONBody(dumps(answer))(scope, receive, send)
+
+
+def _identity(prompt: PromptBody) -> PromptIdentity:
+    return PromptIdentity(prompt.tokens, prompt.last_token, prompt.digest)
 
 
 class LayoutRefused(HandshakeRefused):

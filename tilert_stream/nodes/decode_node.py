@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from anyio import move_on_after
 
-from tilert_engine.layouts.landed import LandedKV
+from tilert_engine.layouts.landed import LandedKV, LimitedEngine
 from tilert_stream.cluster.admission import Admission
-from tilert_stream.errors import ContextLengthExceeded, KVTimeout
+from tilert_stream.errors import ContextLengthExceeded, KVTimeout, UnsupportedParameter
 from tilert_stream.events import (
-    Finished,
     GenerateRequest,
     KVReady,
     Prefilled,
@@ -33,19 +32,26 @@ from tilert_stream.events import (
 from tilert_stream.lifecycle import CLOCK
 from tilert_transports.control.errors import GrantGone, RequestInUse
 
+from .recent import Recent
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from tilert_engine.decode_worker import DecodeJob, DecodeWorker
     from tilert_stream.cluster.admission import Ticket
+    from tilert_stream.errors import TilertStreamError
     from tilert_stream.scope import RequestScope
     from tilert_transports.control.landing import Landing
+    from tilert_transports.control.prompt import PromptIdentity
     from tilert_transports.control.regions import LandingRegion
     from tilert_transports.control.reservation import Granted, Landed
 
-__all__ = ("DecodeNode", "DecodeOrder", "FirstToken")
+__all__ = ("DecodeNode", "DecodeOrder")
 
 SequenceT = TypeVar("SequenceT")
+
+REMEMBERED: Final = 1024
+"""Ends that a router may still ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +60,8 @@ class DecodeOrder(GenerateRequest):
 
     first_token: int
     """Prefill's; it counts as the first of ``limits.max_tokens``."""
-    generation: int
-    """Of the grant that the router was given."""
+    generation: int | None
+    """Of the grant that the router was given; None: a router of TileRT's, which names none."""
     prompt_ids: tuple[int, ...] = ()
     kv_timeout: float = inf
     """Seconds that the KV cache may take."""
@@ -68,6 +74,8 @@ class _Promise:
     """A slot, and a landing region for it."""
 
     request: str
+    attempt: int | None
+    """The router's own name of the call that made it."""
     ticket: Ticket
     landing: Landing
     claimed: bool = False
@@ -87,7 +95,7 @@ class DecodeNode(Generic[SequenceT]):
     def __init__(
         self,
         worker: DecodeWorker[SequenceT],
-        reserve: Callable[[str, int], Landing],
+        reserve: Callable[[str, int, PromptIdentity | None], Landing],
         view: Callable[[LandingRegion], memoryview],
     ) -> None:
         self._worker = worker
@@ -95,31 +103,76 @@ class DecodeNode(Generic[SequenceT]):
         self._view = view
         self.admission = Admission(range(worker.engine.slots), timeout=0)
         self._promises: dict[int, _Promise] = {}
+        self._failed: Recent[tuple[str, int], TilertStreamError] = Recent(REMEMBERED)
+        """Why promises ended before their request came; by request and generation."""
+        self._forestalled: Recent[tuple[str, int], bool] = Recent(REMEMBERED)
+        """Attempts that were given up before they came; by request."""
 
     # --- what routers ask --------------------------------------------------------------------
 
-    async def promise(self, request: str, max_tokens: int) -> Granted:
+    async def promise(
+        self,
+        request: str,
+        max_tokens: int,
+        *,
+        needs: Collection[str] = (),
+        wait: float = 0,
+        prompt: PromptIdentity | None = None,
+        attempt: int | None = None,
+    ) -> Granted:
         """Hold a slot and a landing region for ``request``.
 
         :param max_tokens: prompt and answer together.
+        :param needs: request fields that not every engine can follow.
+        :param wait: seconds that it may stand in line for a slot, behind other routers' requests.
+        :param prompt: the only one whose KV cache may land; None: any.
+        :param attempt: the router's name of this call, by which it can be given up.
+        :raises ~tilert_stream.errors.UnsupportedParameter: the engine lacks one of ``needs``.
         :raises ~tilert_stream.errors.Busy: no slot or no region is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises ~tilert_transports.control.errors.RequestInUse: a live request has this id.
+        :raises ~tilert_transports.control.errors.GrantGone: it was given up before it came.
         """
         self._check_length(max_tokens)
-        # Its landing region is free again while it decodes: the regions know it no more.
-        if request in self.requests:
-            raise RequestInUse(f"request {request} already holds a slot here")
-        ticket = await self.admission.acquire()
+        self._check_needs(needs)
+        self._check_unknown(request)
+        ticket = await self.admission.acquire(wait)
         try:
-            landing = self._reserve(request, max_tokens)
+            self._check_unknown(request)
+            self._check_wanted(request, attempt)
+            landing = self._reserve(request, max_tokens, prompt)
         except BaseException:
             ticket.free()
             raise
-        promise = _Promise(request, ticket, landing)
+        promise = _Promise(request, attempt, ticket, landing)
         self._promises[promise.generation] = promise
         landing.on_failed = lambda: self._fail(promise)
         return landing.granted
+
+    def _check_unknown(self, request: str) -> None:
+        # Its landing region is free again while it decodes: the regions know it no more.
+        if request in self.requests:
+            raise RequestInUse(f"request {request} already holds a slot here")
+
+    def _check_wanted(self, request: str, attempt: int | None) -> None:
+        # Each on a connection of its own, a cancel can overtake the call that it is meant for.
+        if attempt is not None and self._forestalled.pop((request, attempt)):
+            raise GrantGone(f"request {request} was given up before its reservation came")
+
+    def holds(self, request: str, attempt: int | None = None) -> bool:
+        """Whether ``request`` has a slot; of ``attempt``, if one is named.
+
+        An attempt that is named and not there will find that it has been given up.
+        """
+        promise = self._of(request)
+        if promise is not None and attempt in (None, promise.attempt):
+            return True
+        if attempt is not None:
+            self._forestalled.put((request, attempt), value=True)
+        return False
+
+    def _of(self, request: str) -> _Promise | None:
+        return next((p for p in self._promises.values() if p.request == request), None)
 
     def renew(self, request: str, generation: int) -> float:
         """Give a promise its full time again: so many seconds.
@@ -132,24 +185,27 @@ class DecodeNode(Generic[SequenceT]):
 
     def withdraw(self, request: str) -> bool:
         """Give back the promise of ``request`` that nobody has claimed; False if there is none."""
-        for promise in tuple(self._promises.values()):
-            if promise.request == request and not promise.claimed:
-                self._give_back(promise, "cancelled")
-                return True
-        return False
+        promise = self._of(request)
+        if promise is None or promise.claimed:
+            return False
+        self._give_back(promise, "cancelled")
+        return True
 
-    def _promised(self, request: str, generation: int) -> _Promise:
-        promise = self._promises.get(generation)
-        if promise is None or promise.request != request:
+    def _promised(self, request: str, generation: int | None) -> _Promise:
+        promise = self._of(request)
+        if promise is None or generation not in (None, promise.generation):
+            grant = "the grant" if generation is None else f"grant {generation}"
             raise GrantGone(
-                f"grant {generation} of request {request} has expired or was released; reserve"
-                " again"
+                f"{grant} of request {request} has expired or was released; reserve again"
             )
         return promise
 
     def _fail(self, promise: _Promise) -> None:
         # A claimed one fails its request, whose lease gives it back.
         if not promise.claimed:
+            failure = promise.landing.failure
+            if failure is not None:
+                self._failed.put((promise.request, promise.generation), failure)
             self._give_back(promise, "failed")
 
     def _give_back(self, promise: _Promise, reason: str) -> None:
@@ -163,9 +219,13 @@ class DecodeNode(Generic[SequenceT]):
         """Claim the promise that the router was given.
 
         :raises ~tilert_transports.control.errors.GrantGone: it is over.
+        :raises ~tilert_transports.control.errors.ControlError: why it ended, if prefill ended it.
         :raises ~tilert_transports.control.errors.RequestInUse: it is claimed already.
         """
         order = cast("DecodeOrder", request)
+        failure = self._failed.pop((order.id, order.generation or 0))
+        if failure is not None:
+            raise failure
         promise = self._promised(order.id, order.generation)
         if promise.claimed:
             raise RequestInUse(f"request {order.id} is being decoded already")
@@ -189,7 +249,7 @@ class DecodeNode(Generic[SequenceT]):
         if scope.record is not None:
             scope.record.kv_bytes = landed.nbytes
         self._check_length(landed.tokens + order.limits.max_tokens)
-        kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums)
+        kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums, landed.last_token)
         job = self._worker.open(
             promise.ticket.slot,
             kv,
@@ -220,6 +280,17 @@ class DecodeNode(Generic[SequenceT]):
                 f" {longest} (--max-seq-len): shorten the prompt or lower max_tokens"
             )
 
+    def _check_needs(self, needs: Collection[str]) -> None:
+        engine = self._worker.engine
+        if not isinstance(engine, LimitedEngine):
+            return
+        lacking = sorted(engine.lacks.intersection(needs))
+        if lacking:
+            raise UnsupportedParameter(
+                f"{lacking[0]} is set, and this decode node's engine has none; leave it out",
+                param=lacking[0],
+            )
+
     async def decode(self, ready: KVReady, scope: RequestScope) -> None:
         """Send the first token, and begin; the owner thread fills the mailbox."""
         order = cast("DecodeOrder", scope.request)
@@ -236,22 +307,3 @@ class DecodeNode(Generic[SequenceT]):
         """Whether no slot is free."""
         statistics = self.admission.statistics()
         return statistics.busy == statistics.slots
-
-
-class FirstToken:
-    """``Reserved`` → ``Prefilled``: what the router already knows of the prompt.
-
-    A first token that ends the request ends it here, before its KV cache is waited for.
-    """
-
-    stage_name = "first_token"
-
-    async def call(self, item: Reserved, scope: RequestScope) -> Prefilled | Finished:
-        """Take the first token out of the order."""
-        order = cast("DecodeOrder", scope.request)
-        first = TokenBatch((order.first_token,))
-        _, finished = order.limits.cut(first.ids, 0)
-        if finished is None:
-            return Prefilled(item, first, None, PromptUsage(0))
-        scope.mailbox.put(TokenBatch(first.ids, ends_with_stop=finished.reason == "stop"))
-        return finished

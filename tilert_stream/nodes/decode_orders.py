@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = (
     "CancelBody",
     "DecodeBody",
+    "PromptBody",
     "RenewBody",
     "ReserveBody",
     "SamplingBody",
@@ -31,14 +32,30 @@ RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+class PromptBody(WireModel):
+    """The prompt whose KV cache may land; the ids themselves stay with prefill."""
+
+    tokens: int = Field(ge=1)
+    last_token: TokenId
+    digest: str = Field(pattern=r"^[0-9a-f]{16}$")
+    """See ``prompt_digest``."""
+
+
 class ReserveBody(WireModel):
     """``POST /pd/reserve``."""
 
     rid: RequestId
+    attempt: int | None = Field(default=None, ge=0)
+    """Names this call to ``POST /pd/cancel``."""
+    prompt: PromptBody | None = None
     max_len: int = Field(ge=1)
     """Tokens of prompt and answer together."""
     layout: dict[str, str | int | bool] | None = None
     """Prefill's KV layout, field by field, where the router knows it."""
+    wait_s: float | None = Field(default=None, ge=0)
+    """Seconds that the answer may wait for a slot to come free."""
+    needs: list[str] | None = None
+    """Request fields that the engine must be able to follow, and not every engine is."""
 
 
 class RenewBody(WireModel):
@@ -52,6 +69,8 @@ class CancelBody(WireModel):
     """``POST /pd/cancel``."""
 
     rid: RequestId
+    attempt: int | None = Field(default=None, ge=0)
+    """The only one that is given up, even if it has yet to arrive; None: whatever is there."""
 
 
 class SamplingBody(WireModel):
@@ -71,7 +90,8 @@ class DecodeBody(WireModel):
     """``POST /pd/decode``."""
 
     rid: RequestId
-    generation: int = Field(ge=1)
+    generation: int | None = Field(default=None, ge=1)
+    """Of the grant; None: a router of TileRT's, which knows requests by their ids alone."""
     first_token_id: TokenId
     max_tokens: int = Field(ge=1)
     """The first token counts."""

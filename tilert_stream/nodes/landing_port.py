@@ -22,8 +22,6 @@ from tilert_transports.control.reservations import ReservationSettings
 from tilert_transports.control.server import ControlServer
 from tilert_transports.registry import load
 
-from .hand_over.layout_description import layout_description
-
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from tilert_transports.abc import Transport
     from tilert_transports.control.auth import ClusterKey
     from tilert_transports.control.landing import Landing
+    from tilert_transports.control.prompt import PromptIdentity
 
 __all__ = ("LandingPort", "transport_maker")
 
@@ -111,6 +110,7 @@ class LandingPort(AsyncContextManagerMixin):
             server = self._server = ControlServer(
                 self._hello(transport),
                 pool,
+                sender_ranks=self._layout.sender_ranks,
                 key=self._key,
                 reservation_settings=self._settings,
             )
@@ -138,20 +138,23 @@ class LandingPort(AsyncContextManagerMixin):
             node=socket.gethostname(),
             role="decode",
             incarnation=uuid4().hex,
-            layout=layout_description(self._layout),
+            layout=self._layout.describe(),
+            max_seq_len=self._layout.max_seq_len,
             transport=transport.name,
             card=transport.card(),
             nonce=bytes(NONCE_BYTES),
         )
 
-    def reserve(self, request: str, max_tokens: int) -> Landing:
+    def reserve(
+        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+    ) -> Landing:
         """Hold a landing region for ``request``; see ``Landings.reserve``.
 
         :raises ~tilert_stream.errors.NotReady: the port has not been entered.
         """
         if self._server is None:
             raise NotReady("the control port is closed: enter the node's lifespan first")
-        return self._server.reserve(request, max_tokens)
+        return self._server.reserve(request, max_tokens, prompt)
 
     def view(self, region: LandingRegion) -> memoryview:
         """A landing region's bytes.

@@ -23,10 +23,12 @@ from anyio import (
     to_thread,
 )
 
+from tilert_stream.cluster.prompt_digest import prompt_digest
 from tilert_stream.errors import NotReady, TilertStreamError
 from tilert_stream.events import Finished, GenerateRequest, Reserved, TokenBatch
 from tilert_stream.lifecycle import CLOCK, State
 from tilert_stream.nodes.local import LocalPrefill
+from tilert_transports.control.errors import GrantGone
 
 from .hand_over.courier import open_courier
 from .hand_over.parcel import Parcel
@@ -150,6 +152,7 @@ class HandOverDesk(AsyncContextManagerMixin):
                     to,
                     len(prompt_ids),
                     prompt_ids[-1],
+                    prompt_digest(prompt_ids),
                     piece.offset,
                     piece.memory.nbytes,
                 )
@@ -161,6 +164,9 @@ class HandOverDesk(AsyncContextManagerMixin):
                     self._on_delivered(parcel.nbytes, CLOCK() - begun)
         except TimeoutError:
             logger.warning("request %s was not handed over in %g s", request_id, self._timeout)
+        except GrantGone as error:
+            # The client has left, or its first token was the last.
+            logger.info("request %s was not handed over: %s", request_id, error)
         except TilertStreamError as error:
             logger.warning("request %s was not handed over: %s", request_id, error)
 

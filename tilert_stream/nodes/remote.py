@@ -8,19 +8,24 @@
     Decode    the stream's lines    ─► the mailbox
 
 What is claimed goes into the request's lease. A decode node that dies while prefill works takes
-nothing with it but prefill's work: another is asked, since nothing has left for the client.
+nothing with it but prefill's work: another is asked, since nothing has left for the client; so it
+is where prefill and a decode node do not fit together.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from anyio import CancelScope, create_task_group
+from anyio import CancelScope
+from anyio.lowlevel import cancel_shielded_checkpoint
 
 from tilert_stream.cluster.decode_stream import DecodeStream
+from tilert_stream.cluster.errors import HandshakeRefused
+from tilert_stream.cluster.queue import Queue
 from tilert_stream.cluster.reservation import Reservation
-from tilert_stream.errors import Cancelled, InvalidRequest, TilertStreamError
-from tilert_stream.events import KVReady, Prefilled, Reserved
+from tilert_stream.errors import Cancelled, InvalidRequest
+from tilert_stream.events import Finished, KVReady, Prefilled, Reserved
+from tilert_stream.fusion import stage_error
 from tilert_stream.http.client import UpstreamError
 
 from .hand_over.destination import Destination, Grant, params_for
@@ -30,8 +35,10 @@ if TYPE_CHECKING:
 
     from tilert_stream.cluster.decode_call import DecodeCall
     from tilert_stream.cluster.janitor import Janitor
+    from tilert_stream.cluster.keeper import Keeper
     from tilert_stream.cluster.pool import Member, Pool
     from tilert_stream.cluster.prefill_call import PrefillAnswer, PrefillCall
+    from tilert_stream.errors import TilertStreamError
     from tilert_stream.events import GenerateRequest, TokenBatch
     from tilert_stream.http.client import Response
     from tilert_stream.mailbox import Mailbox
@@ -67,7 +74,13 @@ class RemotePrefill:
         for _ in range(RECLAIMS):
             if not isinstance(answer, UpstreamError):
                 break
+            node = reservation.node
+            refused = isinstance(answer, HandshakeRefused)
+            if refused:
+                reservation.avoid()
             await reservation.claim()
+            if refused and reservation.node is node:
+                break  # there is no other
             answer = await self._compute(reservation, scope)
         if isinstance(answer, UpstreamError):
             raise answer
@@ -77,13 +90,22 @@ class RemotePrefill:
     async def _compute(
         self, reservation: Reservation, scope: RequestScope
     ) -> PrefillAnswer | UpstreamError:
-        """Prefill's answer, or why the reservation was lost meanwhile."""
-        params = _kv_transfer_params(reservation)
+        """Prefill's answer, or why the reservation was lost meanwhile, or is of no use."""
+        # The first token is the last one: no KV cache is wanted.
+        one = scope.request.limits.max_tokens == 1
+        params = None if one else _kv_transfer_params(reservation)
         answer: PrefillAnswer | None = None
-        failure: TilertStreamError | None = None
-        lost: UpstreamError | None = None
+        lost: list[TilertStreamError] = []
+        asking = True
         cancel = CancelScope()
-        hold = scope.lease.hold("prefill", lambda _reason: cancel.cancel())
+
+        def stop(_reason: str) -> None:
+            if asking:
+                cancel.cancel()
+
+        def give_up(error: TilertStreamError) -> None:
+            lost.append(error)
+            stop("reservation lost")
 
         async def ask(member: Member[PrefillCall]) -> PrefillAnswer:
             visit = member.visit()
@@ -92,29 +114,23 @@ class RemotePrefill:
             finally:
                 visit.leave()
 
-        async def keep() -> None:
-            nonlocal lost
-            try:
-                await reservation.keep()
-            except UpstreamError as error:
-                lost = error
-                cancel.cancel()
-
-        with cancel:
-            async with create_task_group() as tasks:
-                tasks.start_soon(keep)
-                try:
-                    answer = await self._pool.first(ask)
-                except TilertStreamError as error:
-                    failure = error
-                tasks.cancel_scope.cancel()
-        hold.release("prefilled")
+        hold = scope.lease.hold("prefill", stop)
+        stop_keeping = reservation.keep(give_up)
+        try:
+            with cancel:
+                answer = await self._pool.first(ask)
+        except HandshakeRefused as error:
+            return error
+        finally:
+            asking = False
+            stop_keeping()
+            hold.release("prefilled")
         if answer is not None:
             return answer
-        if failure is not None:
-            raise failure
-        if lost is not None:
-            return lost
+        for loss in lost:
+            if isinstance(loss, UpstreamError):
+                return loss
+            raise loss
         raise Cancelled(f"request {scope.request.id} ended before prefill had answered")
 
 
@@ -122,6 +138,8 @@ class RemoteDecode:
     """A ``DecodeNode`` on a pool of decode nodes, ours or TileRT's.
 
     :param janitor: tells nodes what has ended, and reads late bodies; entered by whoever made it.
+    :param keeper: keeps reservations alive; entered like the janitor.
+    :param queue: where requests wait while every node is busy; None: nobody waits.
     :param layout: of prefill's KV caches, field by field, where it is known: nodes that cannot
         take them are found before anything is computed.
     """
@@ -130,18 +148,22 @@ class RemoteDecode:
         self,
         pool: Pool[DecodeCall],
         janitor: Janitor,
+        keeper: Keeper,
         *,
+        queue: Queue | None = None,
         layout: Mapping[str, object] | None = None,
     ) -> None:
         self._pool = pool
         self._janitor = janitor
+        self._keeper = keeper
+        self._queue = queue or Queue(timeout=0)
         self._layout = layout
         self.where = _where(pool)
 
     async def reserve(self, request: GenerateRequest, scope: RequestScope) -> Reserved:
         """Have some node hold a slot.
 
-        :raises ~tilert_stream.errors.Busy: all are busy.
+        :raises ~tilert_stream.errors.Busy: none came free in time, or the line is full.
         :raises ~tilert_stream.errors.InvalidRequest: there is no prompt, or nothing to generate.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request can never fit.
         :raises ~tilert_stream.http.client.UpstreamError: no node can be used.
@@ -153,7 +175,9 @@ class RemoteDecode:
                 f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
                 param="max_tokens",
             )
-        reservation = Reservation(request, self._pool, self._janitor, self._layout)
+        reservation = Reservation(
+            request, self._pool, self._janitor, self._keeper, self._queue, self._layout
+        )
         scope.lease.hold("reservation", reservation.release)
         await reservation.claim()
         return Reserved(reservation.grant.region, reservation)
@@ -167,15 +191,25 @@ class RemoteDecode:
         reservation = cast("Reservation", prefilled.reserved.grant)
         node = reservation.node
         first = prefilled.first.ids[0]
-        response = await node.decode(scope.request, reservation.grant, first)
+        try:
+            response = await node.decode(scope.request, reservation.grant, first)
+        except HandshakeRefused:
+            reservation.avoid()
+            raise
         lines = DecodeStream(scope.request.limits, first, label=node.origin.label)
         stream = _RemoteStream(reservation, response, lines, self._janitor)
         scope.lease.hold("decode", stream.release)
         return KVReady(stream)
 
     async def decode(self, ready: KVReady, scope: RequestScope) -> None:
-        """Read the stream into the mailbox, up to the request's end."""
-        await cast("_RemoteStream", ready.sequence).run(scope.mailbox)
+        """Let the stream flow into the mailbox, up to the request's end.
+
+        Where the event loop itself reads sockets, it also passes the tokens on: this returns then,
+        and no task stands between the node and the mailbox.
+        """
+        stream = cast("_RemoteStream", ready.sequence)
+        if not stream.flow_into(scope.mailbox):
+            await stream.run(scope.mailbox)
 
 
 class _RemoteStream:
@@ -190,24 +224,73 @@ class _RemoteStream:
         self._janitor = janitor
         self._ours = True
 
+    def flow_into(self, mailbox: Mailbox[TokenBatch]) -> bool:
+        """Pass on what is there, and have the event loop do so with what comes. Sync.
+
+        False: this event loop does not.
+        """
+        response, lines = self._response, self._lines
+
+        def pass_on() -> bool:
+            try:
+                data = response.receive_ready()
+                if data is None:
+                    return False
+                self._pass(data, mailbox)
+                if response.complete and lines.finished is None:
+                    self._pass(b"", mailbox)
+                if lines.finished is not None:
+                    # Whoever has written the last tokens may have released this.
+                    self._part()
+            except Exception as error:  # noqa: BLE001 - the loop would only log it; it ends its request
+                mailbox.put(Finished.failed(stage_error("decode", error)))
+                return False
+            return True
+
+        if not response.on_ready(pass_on):
+            return False
+        more = True
+        while more and lines.finished is None:
+            more = pass_on()
+        return True
+
     async def run(self, mailbox: Mailbox[TokenBatch]) -> None:
-        """Pass on what comes, each read in one hand-off, until the request has ended."""
+        """Pass on what comes until the request has ended."""
         while self._lines.finished is None:
-            data = await self._response.receive()
-            items = self._lines.feed(data) if data else self._lines.eof()
-            if items and not mailbox.put(*items):
+            if not self._pass(await self._response.receive(), mailbox):
                 return
-        self._part()
+        try:
+            # Whoever writes the last tokens and the end goes first.
+            await cancel_shielded_checkpoint()
+        finally:
+            self._part()
+
+    def _pass(self, data: bytes, mailbox: Mailbox[TokenBatch]) -> bool:
+        """Pass on what one read has brought, in one hand-off; whether anybody takes it."""
+        items = self._lines.feed(data) if data else self._lines.eof()
+        return not items or mailbox.put(*items)
+
+    def release(self, _reason: str) -> None:
+        """Close the stream, if it is still the request's. Sync."""
+        if self._lines.finished is not None:
+            self._part()
+        elif self._ours:
+            self._ours = False
+            self._response.close()
 
     def _part(self) -> None:
-        """Leave what is still to come to the janitor: nobody waits for it."""
+        """Give the connection back; what is still to come goes to the janitor. Idempotent."""
+        if not self._ours:
+            return
+        self._ours = False
         reservation, finished = self._reservation, self._lines.finished
         if self._response.complete or (finished is not None and finished.error is not None):
             self._response.close()
-            reservation.settled = self._lines.node_ended
+            if self._lines.node_ended:
+                reservation.settle()
             return
-        self._ours = False
-        reservation.settled = True
+        reservation.settle()
+        self._response.on_ready(None)
         name = f"end of {reservation.request.id} at {reservation.name}"
         self._janitor.submit(name, self._drain, self._finish)
 
@@ -222,11 +305,6 @@ class _RemoteStream:
         self._response.close()
         if not self._lines.node_ended:
             self._reservation.cancel()
-
-    def release(self, _reason: str) -> None:
-        """Close the stream, if it is still the request's. Sync."""
-        if self._ours:
-            self._response.close()
 
 
 def _kv_transfer_params(reservation: Reservation) -> dict[str, object]:

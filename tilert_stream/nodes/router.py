@@ -12,8 +12,10 @@ from tilert_stream.asgi.endpoint import Endpoint
 from tilert_stream.asgi.response import JSONBody
 from tilert_stream.cluster.decode_call import DecodeCall
 from tilert_stream.cluster.janitor import Janitor
+from tilert_stream.cluster.keeper import Keeper
 from tilert_stream.cluster.pool import Pool
 from tilert_stream.cluster.prefill_call import PrefillCall
+from tilert_stream.cluster.queue import Queue
 from tilert_stream.http.client import HTTPClient
 from tilert_stream.openai.encoding import dumps
 from tilert_stream.pipeline import Pipeline
@@ -50,6 +52,8 @@ class Nodes:
 
     prefill: Pool[PrefillCall]
     decode: Pool[DecodeCall]
+    queue: Queue
+    """Who waits for a slot on any of them."""
     client: HTTPClient
     """What they are all called with."""
 
@@ -64,11 +68,15 @@ class Nodes:
         sign: Callable[[str, str, bytes], str] | None = None,
         prefill_timeout: float = 300.0,
         kv_timeout: float = 120.0,
+        queue_timeout: float = 30.0,
+        max_queue: int = 256,
     ) -> Nodes:
         """Nodes by where they are.
 
         :param prefill_model: the name that prefill nodes know the model by.
         :param sign: signs requests to decode nodes; see ``DecodeCall``.
+        :param queue_timeout: seconds a request waits for a decode slot; 0 refuses at once.
+        :param max_queue: how many requests may wait.
         :raises ~tilert_stream.errors.ConfigError: there is none of a kind.
         """
         client = HTTPClient(head_timeout=prefill_timeout)
@@ -88,6 +96,7 @@ class Nodes:
         return cls(
             Pool("prefill", [(str(call.origin), call) for call in prefills]),
             Pool("decode", [(str(call.address), call) for call in decodes]),
+            Queue(timeout=queue_timeout, max_waiting=max_queue),
             client,
         )
 
@@ -107,13 +116,13 @@ def remote_service(
     :param coalesce: seconds to wait for more tokens after each wake.
     :param time_limits: how long each part of a request may take.
     """
-    janitor = Janitor()
-    decode = RemoteDecode(nodes.decode, janitor)
+    janitor, keeper = Janitor(), Keeper()
+    decode = RemoteDecode(nodes.decode, janitor, keeper, queue=nodes.queue)
 
     @asynccontextmanager
     async def outgoing() -> AsyncGenerator[None]:
         with nodes.client:
-            async with janitor:
+            async with janitor, keeper:
                 yield
 
     pipeline = (
@@ -133,16 +142,17 @@ def remote_service(
 
 
 def pool_status_route(nodes: Nodes) -> Route:
-    """``GET /pool_status``: every node, what this router has there, whether it answers."""
+    """``GET /pool_status``: every node, what this router has there, if it answers; and the line."""
 
     async def status(scope: Scope, receive: Receive, send: Send) -> None:
-        answer = {
+        answer: dict[str, object] = {
             pool.kind: [
                 {"name": node.name, "requests": node.requests, "answers": node.answers}
                 for node in pool.status()
             ]
             for pool in (nodes.prefill, nodes.decode)
         }
+        answer["waiting"] = nodes.queue.waiting
         await JSONBody(dumps(answer))(scope, receive, send)
 
     return Route("/pool_status", Endpoint(GET=status))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilert_stream.asgi import App
@@ -13,6 +14,7 @@ from tilert_stream.errors import ConfigError
 from tilert_stream.nodes.local import local_service
 
 from .announcement import announce
+from .front import choose
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
 from .models import load_model
 from .request_options import (
@@ -37,6 +39,7 @@ def build_app(config: ServeConfig) -> App:
     :raises ~tilert_stream.errors.PipelineError: a stage is not found, or cannot stand there.
     """
     check_stages(config)
+    config = replace(config, model=choose(config.model))
     model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
     front = model.front
     parser, card = choose_output(config, front.card)
@@ -92,6 +95,9 @@ def run(config: ServeConfig) -> int:
         config,
         app.service,
         on_ready=lambda address: announce(
-            address, app.card, secure=settings.ssl_certfile is not None
+            address,
+            app.card,
+            secure=settings.ssl_certfile is not None,
+            keyed=bool(config.api_keys),
         ),
     )

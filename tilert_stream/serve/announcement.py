@@ -18,9 +18,11 @@ __all__ = ("announce", "announce_node", "bracketed", "describe")
 logger = logging.getLogger(__name__)
 
 
-def announce(address: Address, card: ModelCard, *, secure: bool = False) -> None:
+def announce(
+    address: Address, card: ModelCard, *, secure: bool = False, keyed: bool = False
+) -> None:
     """Print ``describe`` to stdout at once, also into a pipe."""
-    _say(describe(address, card, secure=secure))
+    _say(describe(address, card, secure=secure, keyed=keyed))
 
 
 def announce_node(work: str, option: str) -> None:
@@ -28,13 +30,17 @@ def announce_node(work: str, option: str) -> None:
     _say(f"{work}; for routers: {option}\n")
 
 
-def describe(address: Address, card: ModelCard, *, secure: bool = False) -> str:
+def describe(
+    address: Address, card: ModelCard, *, secure: bool = False, keyed: bool = False
+) -> str:
     """The URL, the model's name, and a ``curl`` line that streams an answer.
 
     The answer is greedy, so that it is the same at every try: a small model's samples may ramble
     until the context is full.
 
-    :param secure: by TLS.
+    :param secure: by TLS. Its certificate is for another name than this machine's own address, or
+        signed by itself: the line does not check it.
+    :param keyed: clients need a key; the line takes it from ``$API_KEY``.
     """
     scheme = "https" if secure else "http"
     host, port = address
@@ -52,9 +58,13 @@ def describe(address: Address, card: ModelCard, *, secure: bool = False) -> str:
         path = "completions"
         prompt = {"prompt": "The capital of France is", "max_tokens": 64}
     body = json.dumps({**prompt, "temperature": 0, "stream": True}, separators=(",", ":"))
+    options = "-N -k" if secure else "-N"
+    headers = "-H 'content-type: application/json'"
+    if keyed:
+        headers += ' -H "authorization: Bearer $API_KEY"'
     return (
         f"Serving {card.names[0]} at {where}\n\n"
-        f"  curl -N {target}/v1/{path} -H 'content-type: application/json' -d '{body}'\n\n"
+        f"  curl {options} {target}/v1/{path} {headers} -d '{body}'\n\n"
     )
 
 

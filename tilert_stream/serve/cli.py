@@ -172,18 +172,18 @@ def _parameters(spec: OptionSpec) -> list[Parameter]:
 
 
 def _switch(spec: OptionSpec) -> list[Parameter]:
-    # Only the side that changes the default is shown; the other is for overruling a file.
-    shown_is_negative = spec.default is True
+    # Only the side that changes the default is shown; the other is for overruling a file. Where the
+    # default is neither, both change it.
     made: list[Parameter] = []
     for negative in (False, True):
         option = typer.Option(
             None,
-            f"--no-{spec.flag[2:]}" if negative else spec.flag,
+            spec.negative if negative else spec.flag,
             help=_help(spec),
             rich_help_panel=spec.option.group,
             show_default=False,
             metavar="",
-            hidden=negative is not shown_is_negative,
+            hidden=spec.default is not None and negative is not spec.default,
         )
         made.append(_keyword(_NO + spec.name if negative else spec.name, bool | None, option))
     return made

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tilert_engine.decode_worker import DecodeWorker
 from tilert_engine.layouts.landed import LandingDecode
 from tilert_stream.nodes.decode_app import DecodeApp
-from tilert_stream.nodes.decode_node import DecodeNode, FirstToken
+from tilert_stream.nodes.decode_node import DecodeNode
+from tilert_stream.nodes.first_token import FirstToken
 from tilert_stream.nodes.landing_port import LandingPort
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.service import Service
@@ -47,8 +48,8 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
     port = LandingPort(
         model.layout,
         transport=config.transport,
-        slots=config.slots,
-        regions=config.regions or config.slots + SPARE_REGIONS,
+        slots=model.decode.slots,
+        regions=config.regions or model.decode.slots + SPARE_REGIONS,
         host=config.host,
         port=config.ctrl_port,
         key=key,
@@ -84,7 +85,14 @@ def run(config: DecodeConfig) -> int:
     check_host(config)
     settings = node_settings(config, port=config.http_port, access_log=config.access_log)
     cluster_key(config)  # a wrong one is told before a model is loaded
-    model = load_model(config, slots=config.slots, ar_steps=config.ar_steps, senders=config.senders)
+    model = load_model(
+        config,
+        slots=config.slots,
+        ar_steps=config.ar_steps,
+        senders=config.senders,
+        weights=config.model_weights_dir,
+        prefills=False,
+    )
     app, port = build_decode(config, model)
 
     def announce(address: Address) -> None:

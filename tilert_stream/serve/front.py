@@ -5,11 +5,12 @@ All that a router needs of the model that others compute.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tilert_stream.errors import ConfigError
 from tilert_stream.events import Sampling
@@ -20,18 +21,79 @@ from tilert_stream.model.tokenizer import TextTokenizer
 from . import demo_model
 
 if TYPE_CHECKING:
-    from tilert_engine.models import ModelDescription
+    from collections.abc import Mapping
+
+    from tokenizers import Tokenizer
+
     from tilert_stream.config.engine import ModelOptions, WindowOptions
 
-__all__ = ("LONGEST", "Front", "byte_front", "load_front", "locate", "model_front")
+__all__ = (
+    "LONGEST",
+    "TINY",
+    "Described",
+    "Front",
+    "byte_front",
+    "choose",
+    "load_front",
+    "locate",
+    "model_front",
+)
 
+logger = logging.getLogger(__name__)
+
+AUTO: Final = "auto"
 DEMO: Final = "demo"
+TINY: Final = "tiny-glm5"
 BYTES: Final = "bytes"
 DEMO_NAME: Final = "smollm2-135m-instruct"
 DEMO_SAMPLING: Final = Sampling(temperature=0.2, top_p=0.9)
 """What the model's card recommends; the GGUF file has no generation_config.json to say so."""
 LONGEST: Final = 4096
 """Tokens of a scripted engine's slot where nothing else is asked for."""
+
+
+class Described(Protocol):
+    """What a front takes of a model's description, of whatever family."""
+
+    @property
+    def name(self) -> str:
+        """What clients call it unless another name is configured."""
+        ...
+
+    @property
+    def config(self) -> _HasVocabulary:
+        """Its dimensions."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends an answer."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source; None for a base model."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """What the chat template may name."""
+        ...
+
+    @property
+    def default_sampling(self) -> Sampling:
+        """What the model's makers recommend."""
+        ...
+
+
+class _HasVocabulary(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +104,23 @@ class Front:
     tokenizer: TextTokenizer
 
 
+def choose(model: str) -> str:
+    """``model``; for ``auto``, the best that is here: nothing is fetched, and nothing can fail.
+
+    Of one process only: a router and its nodes must be told the same model.
+    """
+    if model != AUTO:
+        return model
+    if demo_model.locate() is not None:
+        return DEMO
+    logger.info(
+        "serving %s, which is shipped: SmolLM2-135M is not in the cache; this brings it: %s",
+        TINY,
+        demo_model.COMMAND,
+    )
+    return TINY
+
+
 def load_front(config: WindowOptions) -> Front:
     """The front of what ``config`` names; ``bytes`` is that of the scripted engines.
 
@@ -50,9 +129,10 @@ def load_front(config: WindowOptions) -> Front:
     """
     if config.model == BYTES:
         return byte_front(config, config.max_seq_len or LONGEST)
-    from tilert_engine.models import describe
+    from tilert_engine.models import describe, describe_tiny_glm5
 
-    description = describe(locate(config.model))
+    tiny = config.model == TINY
+    description = describe_tiny_glm5() if tiny else describe(locate(config.model))
     longest = config.max_seq_len or description.default_max_seq_len
     return model_front(description, config, longest)
 
@@ -75,7 +155,7 @@ def locate(model: str) -> Path:
     return path
 
 
-def model_front(description: ModelDescription, config: ModelOptions, max_seq_len: int) -> Front:
+def model_front(description: Described, config: ModelOptions, max_seq_len: int) -> Front:
     """The front of a real model."""
     tokenizer = TextTokenizer(description.tokenizer)
     template = description.chat_template

@@ -21,6 +21,8 @@ from anyio.streams.text import TextReceiveStream
 
 from tilert_stream.errors import NotReady
 
+from .front import choose
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
@@ -44,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tilert_stream.serve.local_cluster",
         description="A router, a prefill node and decode nodes on this machine.",
     )
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="auto")
     parser.add_argument("--engine", choices=("torch", "scripted"), default="torch")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--decode-nodes", type=int, default=2)
@@ -55,11 +57,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    engine = ["--engine", options.engine, "--model", options.model]
+    model = choose(options.model)
+    engine = ["--engine", options.engine, "--model", model]
     engine += ["--transport", options.transport, "--no-access-log"]
     if options.threads is not None:
         engine += ["--threads", str(options.threads)]
-    router_model = "bytes" if options.engine == "scripted" else options.model
+    router_model = "bytes" if options.engine == "scripted" else model
     async with AsyncExitStack() as stack:
         node_lines: list[str] = []
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tilert_stream.errors import ConfigError
 
-from .front import LONGEST, byte_front, locate, model_front
+from .front import LONGEST, TINY, byte_front, locate, model_front
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tilert_engine.layouts.abc import KVLayout
     from tilert_engine.torch import TorchDecode, TorchPrefill
     from tilert_stream.abc import DecodeEngine, PrefillEngine
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from .front import Front
 
 __all__ = ("Model", "load_model")
+
+_SLOTS: Final = 4
+"""Of an engine that can have several, where nothing else is asked for."""
 
 
 class Model(Protocol):
@@ -47,18 +52,40 @@ class Model(Protocol):
 
 
 def load_model(
-    config: EngineOptions, *, slots: int = 1, ar_steps: int | None = None, senders: int = 1
+    config: EngineOptions,
+    *,
+    slots: int | None = None,
+    ar_steps: int | None = None,
+    senders: int = 1,
+    weights: Path | None = None,
+    prefills: bool = True,
 ) -> Model:
-    """Load what ``config`` names; blocks for seconds.
+    """Load what ``config`` names; blocks for seconds, with TileRT for minutes.
 
-    :param slots: of the decode engine.
+    :param slots: of the decode engine; None: as many as it has by default.
     :param ar_steps: the decode engine's longest chain; None: what the device is best at.
     :param senders: ranks of prefill that a KV cache comes from.
+    :param weights: folder of TileRT's weights.
+    :param prefills: whether prompts are to be computed too.
     :raises ~tilert_stream.errors.ConfigError: it is not there, or not of a kind that can be served;
         the message has the command that brings it.
     """
+    if config.engine == "tilert":
+        from .tilert_model import ServedTileRT
+
+        if prefills:
+            raise ConfigError(
+                "engine is 'tilert', which computes no prompts; give it to the decode role, with"
+                " vLLM for prefill, or take --engine torch here",
+                param="engine",
+            )
+        return ServedTileRT(config, weights, slots=slots, ar_steps=ar_steps, senders=senders)
+    if config.engine == "torch" and config.model == TINY:
+        from .glm_model import ServedGLM
+
+        return ServedGLM(config, slots or _SLOTS, ar_steps, senders)
     kind = _Scripted if config.engine == "scripted" else _Torch
-    return kind(config, slots, ar_steps, senders)
+    return kind(config, slots or _SLOTS, ar_steps, senders)
 
 
 class _Torch:

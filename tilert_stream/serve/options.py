@@ -57,6 +57,11 @@ class OptionSpec:
         return f"--{self.key.replace('_', '-')}"
 
     @cached_property
+    def negative(self) -> str:
+        """The name of a switch's other side on the command line."""
+        return f"--{self.option.negative or f'no-{self.flag[2:]}'}"
+
+    @cached_property
     def variable(self) -> str:
         """Its name in the environment."""
         return PREFIX + self.key.upper()

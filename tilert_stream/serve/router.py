@@ -61,6 +61,8 @@ def build_router(config: RouterConfig) -> App:
         sign=None if key is None else key.sign,
         prefill_timeout=config.prefill_timeout,
         kv_timeout=config.kv_timeout,
+        queue_timeout=config.queue_timeout,
+        max_queue=config.max_queue,
     )
     parser, card = choose_output(config, front.card)
     service = remote_service(
@@ -100,16 +102,19 @@ def run(config: RouterConfig) -> int:
     if config.print_pipeline:
         sys.stdout.write(f"{app.service.pipeline}\n")
         return 0
-    secure = settings.ssl_certfile is not None
+    say = partial(
+        announce,
+        card=app.card,
+        secure=settings.ssl_certfile is not None,
+        keyed=bool(config.api_keys),
+    )
     if config.workers == 1:
-        return _serve(
-            app, config, settings, lambda address: announce(address, app.card, secure=secure)
-        )
+        return _serve(app, config, settings, say)
     return Supervisor(
         partial(_work, config),
         settings,
         config.workers,
-        on_ready=lambda port, _pids: announce((config.host, port), app.card, secure=secure),
+        on_ready=lambda port, _pids: say((config.host, port)),
     ).serve()
 
 

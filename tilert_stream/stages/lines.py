@@ -92,7 +92,7 @@ class _Lines:
             "n": self._count,
             "seq_len": self._scope.usage.prompt_tokens,
             "finish_reason": outcome.reason,
-            "timing_ms": _timing(self._scope, self._times),
+            "timing_ms": _timing(self._scope, self._times, outcome),
         }
         if self._stop_token is not None:
             done["stop_token_id"] = self._stop_token
@@ -122,17 +122,23 @@ class _Tokens:
             "token_ids": self._ids,
             "seq_len": self._scope.usage.prompt_tokens,
             "finish_reason": outcome.reason,
-            "timing_ms": _timing(self._scope, self._times),
+            "timing_ms": _timing(self._scope, self._times, outcome),
         }
         if self._stop_token is not None:
             answer["stop_token_id"] = self._stop_token
         return (dumps(answer),)
 
 
-def _timing(scope: RequestScope, times: Mapping[str, float]) -> dict[str, float]:
-    """Milliseconds: waiting for the KV cache, importing it, decoding up to now (TileRT's names)."""
+def _timing(
+    scope: RequestScope, times: Mapping[str, float], outcome: Finished
+) -> dict[str, object]:
+    """Milliseconds: waiting for the KV cache, importing it, decoding up to now (TileRT's names).
+
+    Beside them, as TileRT has it, what the engine has counted.
+    """
     begun, now = scope.lifecycle.entered[State.QUEUED], CLOCK()
     landed = times.get("landed", now)
     imported = times.get("imported", now)
     spans = {"wire_wait": landed - begun, "inject": imported - landed, "decode": now - imported}
-    return {name: round(seconds * 1000, 3) for name, seconds in spans.items()}
+    milliseconds = {name: round(seconds * 1000, 3) for name, seconds in spans.items()}
+    return {**milliseconds, **(outcome.account or {})}

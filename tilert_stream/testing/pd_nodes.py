@@ -184,8 +184,12 @@ class ScriptedDecodeNode:
         if path == "/pd/decode":
             await self._decode(fields, receive, send)
             return
-        answer = await self.hooks.get(path, _pass_on)(fields)
-        await _send(send, self._answer(path, fields) if answer is None else answer)
+
+        async def answer() -> None:
+            replaced = await self.hooks.get(path, _pass_on)(fields)
+            await _send(send, self._answer(path, fields) if replaced is None else replaced)
+
+        await _unless_left(receive, answer())
 
     def paths(self) -> list[str]:
         """What has been called, in order."""

@@ -9,13 +9,13 @@ are bytes or tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
-__all__ = ("Description", "Difference", "KVLayout", "Plane", "Row", "differences")
+__all__ = ("Description", "KVLayout", "Plane", "Row")
 
 Description: TypeAlias = "Mapping[str, str | int | bool]"
 """A layout, field by field. Two nodes whose descriptions are equal can hand over."""
@@ -118,44 +118,3 @@ class KVLayout(Protocol):
         :raises ~tilert_stream.errors.InvalidRequest: ``seq_len`` is below 1 or does not fit.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One field in which two layouts differ, and what to change."""
-
-    field: str
-    ours: str
-    theirs: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: ours is {self.ours}, theirs {self.theirs}; {self.fix}"
-
-
-_SAME_MODEL: Final = "serve the same model on both nodes (--model)"
-
-_FIXES: Final[Mapping[str, str]] = {
-    "version": "run the same release of tilert_stream on both nodes",
-    "dtype": "give both nodes the same --dtype (--kv-cache-dtype on vLLM)",
-    "block_size": "give both nodes the same --block-size",
-    "senders": "set prefill's --tensor-parallel-size as the decode node expects it",
-    "draft_layers": (
-        "give both nodes the draft layer or neither: --with-mtp on the decode node,"
-        ' --speculative-config {"method":"mtp","num_speculative_tokens":1} on prefill'
-    ),
-}
-
-
-def differences(ours: Description, theirs: Description) -> tuple[Difference, ...]:
-    """Why two layouts do not fit together, field by field; empty if they do."""
-    return tuple(
-        Difference(
-            field,
-            str(ours.get(field, "not given")),
-            str(theirs.get(field, "not given")),
-            _FIXES.get(field, _SAME_MODEL),
-        )
-        for field in {**ours, **theirs}
-        if field not in ours or field not in theirs or ours[field] != theirs[field]
-    )

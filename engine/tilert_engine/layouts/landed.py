@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 from tilert_stream.errors import EngineFault
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .abc import KVLayout
 
-__all__ = ("LandedKV", "LandingDecode")
+__all__ = ("LandedKV", "LandingDecode", "LimitedEngine", "ToldEngine")
 
 SequenceT = TypeVar("SequenceT")
 
@@ -34,6 +34,27 @@ class LandedKV:
     """Of the prompt."""
     checksums: Mapping[int, int] = field(default_factory=dict[int, int])
     """CRC-32 by rank, of the ranks that gave one, over what each has sent."""
+    last_token: int | None = None
+    """The prompt's last token; None where prefill has not told it."""
+
+
+@runtime_checkable
+class ToldEngine(Protocol):
+    """An engine that begins with the prompt's last token."""
+
+    def told(self, kv: object, last_token: int, /) -> object:
+        """What ``open`` takes: ``kv`` as the layout unpacks it, and the token."""
+        ...
+
+
+@runtime_checkable
+class LimitedEngine(Protocol):
+    """An engine that cannot draw in every way that a request can ask for."""
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The request fields that it cannot follow: ``min_p``."""
+        ...
 
 
 class LandingDecode(Generic[SequenceT]):
@@ -53,6 +74,11 @@ class LandingDecode(Generic[SequenceT]):
         """As the engine's."""
         return self._engine.max_seq_len
 
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The request fields that the engine cannot follow."""
+        return self._engine.lacks if isinstance(self._engine, LimitedEngine) else frozenset()
+
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /
     ) -> SequenceT:
@@ -70,6 +96,8 @@ class LandingDecode(Generic[SequenceT]):
                     f" {expected:#010x}: it was damaged on its way; try again"
                 )
         unpacked = self._layout.unpack(kv.region, kv.tokens)
+        if kv.last_token is not None and isinstance(self._engine, ToldEngine):
+            unpacked = self._engine.told(unpacked, kv.last_token)
         return self._engine.open(slot, unpacked, first_token, limits, sampling)
 
     def _checksum(self, kv: LandedKV, rank: int) -> int:

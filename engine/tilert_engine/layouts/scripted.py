@@ -29,7 +29,7 @@ class ScriptedLayout:
     """
 
     name = "scripted"
-    sender_ranks = (0,)
+    sender_ranks: tuple[int, ...] = (0,)
 
     def __init__(self, max_seq_len: int) -> None:
         self._geometry = Geometry((Plane("ids", 1, 1, _ID_BYTES),), max_seq_len)

@@ -16,7 +16,18 @@ except ImportError as error:
 from .config import ModelConfig
 from .describe import describe
 from .description import ModelDescription
+from .glm_config import GLMConfig
+from .glm_description import GLMDescription, describe_glm
+from .tiny_glm5 import describe_tiny_glm5
 
-__all__ = ("ModelConfig", "ModelDescription", "describe")
+__all__ = (
+    "GLMConfig",
+    "GLMDescription",
+    "ModelConfig",
+    "ModelDescription",
+    "describe",
+    "describe_glm",
+    "describe_tiny_glm5",
+)
 
 del _gguf, _numpy

@@ -2,6 +2,10 @@
 
 Prefill's cache is copied into the slot's own region; from then on nothing is shared with prefill
 but the read-only weights.
+
+On CUDA the device takes a chain's steps by itself (``Lane``). On a CPU, where a token read costs
+nothing, the host takes them one by one: attention then reads no position more than there are, and
+a chain ends at its stop token.
 """
 
 from __future__ import annotations
@@ -12,18 +16,22 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from tilert_engine.accounting import Ledger
+from tilert_engine.chains import DEFAULT_AR_STEPS, ChainPlanner
 from tilert_stream.errors import ConfigError, EngineFault
-from tilert_stream.events import Harvest, TokenBatch
 
+from .chained import LlamaStep
 from .kv_cache import KVCache
+from .lanes import ChainOptions, make_lanes
 from .llama import KVBuffer, Llama
 from .prefill import check_window
 from .sampler import Sampler
 
 if TYPE_CHECKING:
-    from tilert_stream.events import Limits, Sampling
+    from tilert_stream.events import Harvest, Limits, Sampling
 
     from .checkpoint import Checkpoint
+    from .lane import Lane
 
 __all__ = ("DecodeSequence", "TorchDecode")
 
@@ -33,7 +41,8 @@ class DecodeSequence:
     """One sequence in a slot."""
 
     slot: int
-    limits: Limits
+    ledger: Ledger
+    """Its tokens and steps, counted."""
     sampler: Sampler
     buffer: KVBuffer
     """The slot's region."""
@@ -41,8 +50,8 @@ class DecodeSequence:
     """Positions in ``buffer`` that are this sequence's."""
     last: torch.Tensor
     """The newest token, ``[1]``: not yet in ``buffer``."""
-    emitted: int = 1
-    over: bool = False
+    lane: Lane | None = None
+    """What takes its steps, where the device does: it alone then knows how far they are."""
 
 
 class TorchDecode:
@@ -50,20 +59,26 @@ class TorchDecode:
 
     :param slots: sequences that can be open at once; each has ``max_seq_len`` positions of KV.
     :param max_seq_len: tokens of prompt and answer together.
-    :param ar_steps: the longest chain, in tokens.
+    :param ar_steps: the longest chain, in steps of one token.
+    :param chains: how its steps are taken; None: as is fastest on the device.
     :raises ~tilert_stream.errors.ConfigError: a parameter that is out of range.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, *, slots: int, max_seq_len: int, ar_steps: int = 8
+        self,
+        checkpoint: Checkpoint,
+        *,
+        slots: int,
+        max_seq_len: int,
+        ar_steps: int = DEFAULT_AR_STEPS,
+        chains: ChainOptions | None = None,
     ) -> None:
         check_window(checkpoint, max_seq_len)
-        for name, value in (("slots", slots), ("ar_steps", ar_steps)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if slots < 1:
+            raise ConfigError(f"slots is {slots}; it must be at least 1")
         self.slots = slots
         self.max_seq_len = max_seq_len
-        self._ar_steps = ar_steps
+        self._planner = ChainPlanner(ar_steps)
         self._name = checkpoint.name
         self._llama = Llama(checkpoint, max_seq_len)
         self._cache = self._llama.buffer(slots, positions=max_seq_len)
@@ -71,6 +86,19 @@ class TorchDecode:
         # Row 0: ids (exact in float64), row 1: highest logits. One tensor, so that a chain is read
         # back in one copy.
         self._chain = torch.empty(2, ar_steps, dtype=torch.float64, device=self._llama.device)
+        self._lanes = make_lanes(
+            chains or ChainOptions(),
+            lambda slot, state: LlamaStep(self._llama, self._region(slot), state),
+            self._planner,
+            device=self._llama.device,
+            slots=slots,
+            vocab=self._llama.config.vocab_size,
+            max_seq_len=max_seq_len,
+            positions=max_seq_len,
+        )
+
+    def _region(self, slot: int) -> KVBuffer:
+        return KVBuffer(self._cache.keys[slot], self._cache.values[slot])
 
     @torch.inference_mode()
     def open(
@@ -87,19 +115,32 @@ class TorchDecode:
         if slot in self._open:
             raise RuntimeError(f"slot {slot} is busy; close its sequence first")
         cache = self._checked(kv, first_token, limits)
-        region = KVBuffer(self._cache.keys[slot], self._cache.values[slot])
-        region.keys[:, :, : cache.seq_len].copy_(cache.keys)
-        region.values[:, :, : cache.seq_len].copy_(cache.values)
+        region = self._region(slot)
         sequence = DecodeSequence(
             slot=slot,
-            limits=limits,
+            ledger=Ledger(limits),
             sampler=Sampler(sampling),
             buffer=region,
             length=cache.seq_len,
-            last=torch.tensor([first_token], device=self._llama.device),
+            last=torch.tensor([first_token]),
         )
+        if self._lanes:
+            sequence.lane = self._lanes[slot]
+            self._begin(sequence.lane, sequence, cache, sampling)
+        else:
+            sequence.last = sequence.last.to(self._llama.device)
+            _fill(region, cache.keys, cache.values)
         self._open[slot] = sequence
         return sequence
+
+    def _begin(
+        self, lane: Lane, sequence: DecodeSequence, cache: KVCache, sampling: Sampling
+    ) -> None:
+        # From the host to the device on the thread's own stream: chains that run go on meanwhile.
+        keys, values = (each.to(self._llama.device) for each in (cache.keys, cache.values))
+        with lane.importing(keys, values):
+            _fill(sequence.buffer, keys, values)
+            lane.begin(sequence.length, int(sequence.last), sequence.ledger, sampling)
 
     @torch.inference_mode()
     def advance(self, sequence: DecodeSequence, /) -> Harvest:
@@ -110,19 +151,19 @@ class TorchDecode:
         """
         if self._open.get(sequence.slot) is not sequence:
             raise RuntimeError("this sequence is closed")
-        if sequence.over:
+        if sequence.ledger.finished is not None:
             raise RuntimeError("this sequence has finished; close it")
+        if sequence.lane is not None:
+            return sequence.lane.harvest(sequence.ledger)
         ids, peaks = self._run_chain(sequence)
-        count, finished = sequence.limits.cut(ids, sequence.emitted)
-        if not all(math.isfinite(peak) for peak in peaks[:count]):
+        harvest = sequence.ledger.take(ids, [1] * len(ids))
+        consumed = peaks[: len(harvest.batch.ids)]
+        if not all(math.isfinite(peak) for peak in consumed):
             raise EngineFault(
-                f"the highest logits are {peaks[:count]}, not all finite: the weights or the dtype "
+                f"the highest logits are {consumed}, not all finite: the weights or the dtype "
                 "overflow; try another dtype"
             )
-        sequence.emitted += count
-        sequence.over = finished is not None
-        stopped = finished is not None and finished.reason == "stop"
-        return Harvest(TokenBatch(tuple(ids[:count]), ends_with_stop=stopped), finished)
+        return harvest
 
     def close(self, sequence: DecodeSequence, /) -> None:
         """Free the slot.
@@ -134,18 +175,13 @@ class TorchDecode:
         del self._open[sequence.slot]
 
     def _run_chain(self, sequence: DecodeSequence) -> tuple[list[int], list[float]]:
-        limits = sequence.limits
-        steps = min(self._ar_steps, limits.max_tokens - sequence.emitted)
-        # Where a read costs nothing, a chain can end at its stop token; elsewhere it would cost a
-        # synchronisation a token.
-        ends = (
-            limits.eos_ids | limits.stop_ids
-            if self._llama.device.type == "cpu"
-            else frozenset[int]()
-        )
+        ledger = sequence.ledger
+        limits = ledger.limits
+        steps = self._planner.length(ledger.remaining)
+        ends = limits.eos_ids | limits.stop_ids
         made = 0
         for made in range(1, steps + 1):
-            index = sequence.emitted + made - 1
+            index = ledger.emitted + made - 1
             hidden = self._llama.hidden(sequence.last, sequence.length, sequence.buffer)
             sequence.length += 1
             drawn, peak = sequence.sampler.draw(
@@ -189,3 +225,15 @@ class TorchDecode:
                 f"the first token's id is {first_token}; ids are 0 to {config.vocab_size - 1}"
             )
         return kv
+
+
+def _fill(region: KVBuffer, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy a prompt's cache; what is behind it becomes zero.
+
+    Attention over a window of fixed size multiplies what it must not see by zero, and a NaN that an
+    earlier sequence has left there would come through.
+    """
+    length = keys.shape[2]
+    for target, source in ((region.keys, keys), (region.values, values)):
+        target[:, :, :length].copy_(source)
+        target[:, :, length:].zero_()

@@ -13,10 +13,12 @@ import torch
 from torch.nn import functional as nn
 
 from .linear import linear
+from .places import span
 from .rope import RopeTable
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
+    from .places import Places
     from .weights import LayerWeights
 
 __all__ = ("KVBuffer", "Llama")
@@ -54,15 +56,17 @@ class Llama:
             torch.empty(shape, dtype=self.dtype, device=self.device),
         )
 
-    def hidden(self, ids: torch.Tensor, start: int, buffer: KVBuffer) -> torch.Tensor:
-        """Run ``ids`` (``[tokens]``) at positions ``start`` …; ``[tokens, hidden]``.
+    def hidden(self, ids: torch.Tensor, at: int | Places, buffer: KVBuffer) -> torch.Tensor:
+        """Run ``ids`` ``[tokens]`` at positions ``at`` …, or at these places; ``[tokens, hidden]``.
 
-        Positions before ``start`` must be in ``buffer``; those of ``ids`` are written to it.
+        Positions before them must be in ``buffer``; those of ``ids`` are written to it.
         """
+        places = span(at, ids.shape[0], self.device) if isinstance(at, int) else at
+        unseen = places.unseen
+        mask = None if unseen is None else (~unseen).repeat(self._group, 1)
         x = nn.embedding(ids, self.weights.embedding)
-        mask = self._mask(ids.shape[0], start)
         for index, layer in enumerate(self.weights.layers):
-            x = x + self._attend(layer, x, start, mask, buffer.keys[index], buffer.values[index])
+            x = x + self._attend(layer, x, places, mask, buffer.keys[index], buffer.values[index])
             x = x + self._mlp(layer, x)
         return x
 
@@ -74,31 +78,22 @@ class Llama:
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return nn.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
-    def _mask(self, tokens: int, start: int) -> torch.Tensor | None:
-        """Which positions each token may see, ``[group * tokens, start + tokens]``; None: all."""
-        if tokens == 1:
-            return None
-        shape = (tokens, start + tokens)
-        seen = torch.ones(shape, dtype=torch.bool, device=self.device).tril(start)
-        return seen.repeat(self._group, 1)
-
     def _attend(
         self,
         layer: LayerWeights,
         x: torch.Tensor,
-        start: int,
+        places: Places,
         mask: torch.Tensor | None,
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> torch.Tensor:
         config = self.config
-        tokens = x.shape[0]
-        stop = start + tokens
+        tokens, stop = x.shape[0], places.stop
         qkv = linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
         heads = qkv.view(tokens, -1, config.head_dim)
-        rotated = self._rope.rotate(heads[:, : config.heads + config.kv_heads], start)
-        keys[:, start:stop] = rotated[:, config.heads :].transpose(0, 1)
-        values[:, start:stop] = heads[:, config.heads + config.kv_heads :].transpose(0, 1)
+        rotated = self._rope.rotate(heads[:, : config.heads + config.kv_heads], places)
+        places.put(keys.transpose(0, 1), rotated[:, config.heads :])
+        places.put(values.transpose(0, 1), heads[:, config.heads + config.kv_heads :])
         # The query heads that share a key/value head become more queries of that one head:
         # grouped-query attention without repeating K and V.
         queries = rotated[:, : config.heads].transpose(0, 1)

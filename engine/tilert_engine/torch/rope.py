@@ -18,6 +18,8 @@ from tilert_stream.errors import ConfigError
 if TYPE_CHECKING:
     from tilert_engine.models.config import ModelConfig
 
+    from .places import Places
+
 __all__ = ("RopeTable",)
 
 
@@ -44,11 +46,10 @@ class RopeTable:
             torch.cat((-sin, sin), -1).unsqueeze(1).to(device, dtype),
         )
 
-    def rotate(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        """Rotate ``x``, ``[tokens, heads, head_dim]``, as if at positions from ``start`` on."""
-        stop = start + x.shape[0]
+    def rotate(self, x: torch.Tensor, places: Places) -> torch.Tensor:
+        """Rotate ``x``, ``[tokens, heads, head_dim]``, as if at ``places``."""
         half = x.roll(x.shape[-1] // 2, -1)
-        return torch.addcmul(x * self.cos[start:stop], half, self.sin[start:stop])
+        return torch.addcmul(x * places.of(self.cos), half, places.of(self.sin))
 
 
 def _frequencies(config: ModelConfig) -> torch.Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tilert_stream.events import Sampling
 
-__all__ = ("Sampler", "uniform")
+__all__ = ("Sampler", "is_greedy", "uniform")
 
 _GREEDY_BELOW: Final = 1e-5
 _FEW: Final = 512
@@ -30,12 +30,26 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest) >> 11) * 2.0**-53
 
 
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether ``sampling`` takes the likeliest token."""
+    return sampling.temperature < _GREEDY_BELOW
+
+
 class Sampler:
     """One request's way of drawing. Holds parameters only: no draw changes it."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
         self._seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken, and no number is needed."""
+        return is_greedy(self._sampling)
+
+    def point(self, index: int) -> float:
+        """The number in [0, 1) at which token number ``index`` of the answer is drawn."""
+        return uniform(self._seed, index)
 
     def draw(
         self, logits: torch.Tensor, index: int, *, masked: Iterable[int] = ()
@@ -52,10 +66,10 @@ class Sampler:
             logits[mask] = -torch.inf
         # max() propagates NaN, so its value tells of one anywhere in the logits.
         peak, best = logits.max(-1)
-        if self._sampling.temperature < _GREEDY_BELOW:
+        if self.greedy:
             return best, peak
         scaled = (logits - peak) / self._sampling.temperature
-        return self._drawn(scaled, uniform(self._seed, index)), peak
+        return self._drawn(scaled, self.point(index)), peak
 
     def _drawn(self, scaled: torch.Tensor, point: float) -> torch.Tensor:
         """Draw by inverting the distribution at ``point``; ``scaled`` has its maximum at 0."""

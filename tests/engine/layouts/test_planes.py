@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.layouts.carry import copy_rows
-from tilert_engine.layouts.abc import Plane, differences
+from tilert_engine.layouts.abc import Plane
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_engine.layouts.planes import Geometry, checked_buffer
 from tilert_engine.layouts.scripted import ScriptedLayout
 from tilert_stream.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from tilert_transports.control.layout import differences
 
 PAGED = (Plane("kv", 3, 1, 5), Plane("pe", 3, 1, 2), Plane("ki", 3, 4, 7))
 
@@ -150,9 +151,10 @@ def test_kv_06_each_differing_field_is_named_with_both_values_and_the_flag() -> 
     assert differences(ours.describe(), ours.sized(7).describe()) == ()
     assert [str(found) for found in differences(ours.describe(), theirs.describe())] == [
         "dtype: ours is float32, theirs bfloat16; give both nodes the same --dtype"
-        " (--kv-cache-dtype on vLLM)",
+        " (--kv-cache-dtype for MLA models, and on vLLM)",
         "senders: ours is 1, theirs 2;"
-        " set prefill's --tensor-parallel-size as the decode node expects it",
+        " give the decode node as --senders the number of prefill's ranks that send:"
+        " --tensor-parallel-size, or the model's key/value heads if they are fewer",
     ]
 
 

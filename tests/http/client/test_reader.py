@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 
 import anyio
 import pytest
+import sniffio
 
 from tests.http.client.conftest import OK, answers, scripted
-from tests.http.conftest import Client
+from tests.http.conftest import LIMIT, Client
 from tilert_stream.http import ClientGone
 from tilert_stream.http.client import HTTPClient, UpstreamClosed
 from tilert_stream.http.client.reader import HIGH_WATER, Reader, make_reader
@@ -38,7 +39,7 @@ class Pair:
             view = view[self.far.send(view) :]
 
     def close(self) -> None:
-        self.reader.rest()
+        self.reader.close()
         for sock in (self.sock, self.far):
             anyio.notify_closing(sock)
             sock.close()
@@ -111,6 +112,12 @@ async def test_a_slow_task_reads_everything_in_order(pair: Pair) -> None:
     assert received == data
 
 
+async def test_a_limit_on_waiting(pair: Pair) -> None:
+    assert await pair.reader.receive_within(0.001) is None
+    await pair.send(b"later")
+    assert await pair.reader.receive_within(LIMIT) == b"later"
+
+
 async def test_a_receive_that_is_cancelled_loses_nothing(pair: Pair) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pair.reader.receive)
@@ -139,14 +146,46 @@ async def test_closing_wakes_whoever_waits(client: HTTPClient) -> None:
         response.close()
 
 
-async def test_at_rest_it_reads_nothing(pair: Pair) -> None:
+async def test_what_is_waited_for_stays_there(pair: Pair) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pair.reader.wait)
+        await anyio.wait_all_tasks_blocked()
+        await pair.send(b"unasked")
+    await pair.reader.wait()
+    assert await pair.reader.receive() == b"unasked"
+
+
+async def test_what_is_there_is_taken_without_waiting(pair: Pair) -> None:
+    assert pair.reader.take() is None
     await pair.send(b"one")
-    assert await pair.reader.receive() == b"one"
-    assert pair.reader.rest()
+    await pair.reader.wait()
+    assert pair.reader.take() == b"one"
+    assert pair.reader.take() is None
+    pair.far.close()
+    await pair.reader.wait()
+    assert pair.reader.take() == b""
+
+
+async def test_a_callback_in_place_of_a_task(pair: Pair) -> None:
+    """Where the loop calls nobody it says so, and a task reads as ever."""
+    received: list[bytes | None] = []
+    came = anyio.Event()
+
+    def take() -> None:
+        received.append(pair.reader.take())
+        came.set()
+
+    called = pair.reader.on_ready(take)
+    assert called == (sniffio.current_async_library() == "asyncio")
+    if called:
+        assert pair.reader.take() is None
+        await pair.send(b"one")
+        await came.wait()
+        assert received == [b"one"]
+    assert pair.reader.on_ready(None)
     await pair.send(b"two")
-    await anyio.wait_readable(pair.sock)
-    assert pair.reader.rest(), "it is still in the kernel"
     assert await pair.reader.receive() == b"two"
+    assert received == [b"one"][:called]
 
 
 async def test_an_idle_connections_end_is_waited_for(client: HTTPClient) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.http.client.conftest import OK, Peer, Script, answers, listening, scripted
 from tests.http.conftest import Client
 from tilert_stream.http.client import HTTPClient, UpstreamClosed
+from tilert_stream.http.client.connection import ClientConnection
 
 
 async def first(client: HTTPClient, peer: Peer) -> None:
@@ -20,16 +21,16 @@ async def test_closed_while_it_was_idle(client: HTTPClient) -> None:
     """Seen before anything is sent, so that even a POST goes through."""
     async with scripted(answers(OK), answers(OK)) as peer:
         await first(client, peer)
-        await anyio.wait_readable(client_socket(client))
+        await idle(client).wait_ended()
         async with client.request(peer.origin, "POST", "/") as response:
             assert await response.read(10) == b"ok"
         assert client.statistics().reused_total == 0
         assert client.statistics().opened_total == 2
 
 
-def client_socket(client: HTTPClient) -> int:
+def idle(client: HTTPClient) -> ClientConnection:
     (connections,) = client._idle.values()  # pyright: ignore[reportPrivateUsage] - the end of an idle connection has no other event
-    return connections[0]._sock.fileno()  # pyright: ignore[reportPrivateUsage] - as above
+    return connections[0]
 
 
 async def test_said_something_while_it_was_idle(client: HTTPClient) -> None:
@@ -44,7 +45,7 @@ async def test_said_something_while_it_was_idle(client: HTTPClient) -> None:
     async with scripted(script, answers(OK)) as peer:
         await first(client, peer)
         go.set()
-        await anyio.wait_readable(client_socket(client))
+        await idle(client).wait_ended()
         await first(client, peer)
         assert client.statistics().opened_total == 2
 
@@ -113,9 +114,8 @@ async def test_a_post_of_which_no_byte_was_taken(client: HTTPClient) -> None:
     async with listening() as peer, anyio.create_task_group() as tasks:
         tasks.start_soon(peer.run, answers(OK), answers(OK))
         await first(client, peer)
-        await anyio.wait_readable(client_socket(client))
-        (connections,) = client._idle.values()  # pyright: ignore[reportPrivateUsage] - as above
-        connections[0].is_stale = lambda: False  # type: ignore[method-assign]  # the look came too early
+        await idle(client).wait_ended()
+        idle(client).is_stale = lambda: False  # type: ignore[method-assign]  # the look came too early
         async with client.request(peer.origin, "POST", "/") as response:
             assert await response.read(10) == b"ok"
         assert client.statistics().retried_total == 1

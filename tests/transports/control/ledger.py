@@ -102,5 +102,5 @@ def claim_of(granted: Granted, rank: int = 0, nbytes: int = 4096) -> Claim:
     )
 
 
-def other(claim: Claim, **changes: int | str) -> Claim:
+def other(claim: Claim, **changes: int | str | None) -> Claim:
     return replace(claim, **changes)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType] - which field it is, the caller knows

@@ -7,30 +7,25 @@ from dataclasses import replace
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.handshake import DecodeHandshake, PrefillHandshake
 from tilert_transports.control.hello import Hello
-from tilert_transports.control.layout import LayoutDescription, PlaneDescription
+from tilert_transports.control.layout import Description
 
-LAYOUT = LayoutDescription(
-    kind="mla_nsa",
-    version=10,
-    dtype="fp8_ds_mla",
-    block_size=64,
-    layers=79,
-    draft_layers=1,
-    max_seq_len=8192,
-    sender_ranks=(0,),
-    planes=(
-        PlaneDescription("kv", 1, 528),
-        PlaneDescription("pe", 1, 128),
-        PlaneDescription("ki", 64, 8448),
-    ),
-)
-DECODE = Hello("decode-0", "decode", "d-1", LAYOUT, "shm", b"card of decode-0", bytes(32))
-PREFILL = Hello("prefill-0", "prefill", "p-1", LAYOUT, "shm", b"card of prefill-0", bytes(32))
+LAYOUT: Description = {
+    "kind": "mla_nsa",
+    "version": 10,
+    "model": "glm5",
+    "dtype": "fp8_ds_mla",
+    "block_size": 64,
+    "layers": 79,
+    "draft_layers": 1,
+    "senders": 1,
+}
+DECODE = Hello("decode-0", "decode", "d-1", LAYOUT, 8192, "shm", b"card of decode-0", bytes(32))
+PREFILL = Hello("prefill-0", "prefill", "p-1", LAYOUT, 8192, "shm", b"card of prefill-0", bytes(32))
 KEY = ClusterKey("correct horse battery staple")
 
 
-def with_layout(hello: Hello, layout: LayoutDescription) -> Hello:
-    return replace(hello, layout=layout)
+def with_layout(hello: Hello, **changes: str | int) -> Hello:
+    return replace(hello, layout={**hello.layout, **changes})
 
 
 def shake(decode: DecodeHandshake, prefill: PrefillHandshake) -> None:

@@ -26,7 +26,7 @@ from .endpoints import (
     serving,
 )
 from .ledger import claim_of
-from .nodes import KEY, LAYOUT, PREFILL, with_layout
+from .nodes import KEY, PREFILL, with_layout
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "keyed"])
@@ -81,11 +81,11 @@ async def test_one_listener_takes_in_both_families(host: str) -> None:
 async def test_kv_06_a_mismatch_is_explained_to_both_and_others_are_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    theirs = with_layout(replace(PREFILL, node="prefill-9"), replace(LAYOUT, dtype="bfloat16"))
+    theirs = with_layout(replace(PREFILL, node="prefill-9"), dtype="bfloat16")
     async with serving() as decode, connected(decode) as client:
         error = await refused(decode, theirs)
         assert error.status == 503
-        assert error.differences[0].field == "layout.dtype"
+        assert error.differences[0].field == "dtype"
         assert "ours is bfloat16, theirs fp8_ds_mla" in error.message
         assert "--kv-cache-dtype" in error.message
         landing = decode.server.reserve("a1", 1000)
@@ -107,7 +107,7 @@ HELLO = encode_frame(PREFILL.to_json())
 GARBAGE = [
     (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "frame's length is 1195725856"),
     (b"\x00\x00\x00\x05{...}", "is no JSON"),
-    (encode_frame({"type": "claim"}), "hello is needed"),
+    (encode_frame({"type": "claim"}), "hello or refused is needed"),
     (encode_frame({**PREFILL.to_json(), "card": 7}), "HELLO.card is 7; base64 is needed"),
     (HELLO + encode_frame({"type": "done"}), "message.type is 'done'"),
     (HELLO + encode_frame({"type": "commit", "generation": "x"}), "COMMIT.generation is 'x'"),

@@ -7,12 +7,13 @@ import pytest
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.errors import (
     HandshakeRefused,
+    MalformedMessage,
     OutOfOrder,
 )
 from tilert_transports.control.frames import FrameReader, JSONObject, encode_frame
+from tilert_transports.control.grant_id import GrantId
 from tilert_transports.control.handshake import DecodeHandshake, PrefillHandshake
-from tilert_transports.control.hello import Hello, layout_mismatch, mismatch
-from tilert_transports.control.layout import PlaneDescription
+from tilert_transports.control.hello import Hello, mismatch
 
 from .nodes import DECODE, KEY, LAYOUT, PREFILL, shake, with_layout
 
@@ -63,18 +64,14 @@ def test_the_objects_on_the_wire() -> None:
         "layout": {
             "kind": "mla_nsa",
             "version": 10,
+            "model": "glm5",
             "dtype": "fp8_ds_mla",
             "block_size": 64,
             "layers": 79,
             "draft_layers": 1,
-            "max_seq_len": 8192,
-            "sender_ranks": [0],
-            "planes": [
-                {"name": "kv", "row_tokens": 1, "row_bytes": 528},
-                {"name": "pe", "row_tokens": 1, "row_bytes": 128},
-                {"name": "ki", "row_tokens": 64, "row_bytes": 8448},
-            ],
+            "senders": 1,
         },
+        "max_seq_len": 8192,
         "transport": "shm",
         "card": "Y2FyZCBvZiBwcmVmaWxsLTA=",
     }
@@ -82,52 +79,16 @@ def test_the_objects_on_the_wire() -> None:
 
 CHANGES = [
     (replace(PREFILL, transport="tcp"), "transport", "shm", "tcp", "--transport"),
-    (with_layout(PREFILL, replace(LAYOUT, kind="gqa")), "layout.kind", "mla_nsa", "gqa", "--model"),
-    (
-        with_layout(PREFILL, replace(LAYOUT, version=1010)),
-        "layout.version",
-        "10",
-        "1010",
-        "--model",
-    ),
-    (
-        with_layout(PREFILL, replace(LAYOUT, dtype="bfloat16")),
-        "layout.dtype",
-        "fp8_ds_mla",
-        "bfloat16",
-        "--kv-cache-dtype",
-    ),
-    (
-        with_layout(PREFILL, replace(LAYOUT, block_size=16)),
-        "layout.block_size",
-        "64",
-        "16",
-        "--block-size",
-    ),
-    (with_layout(PREFILL, replace(LAYOUT, layers=78)), "layout.layers", "79", "78", "--model"),
-    (
-        with_layout(PREFILL, replace(LAYOUT, draft_layers=0)),
-        "layout.draft_layers",
-        "1",
-        "0",
-        "--with-mtp",
-    ),
-    (
-        with_layout(PREFILL, replace(LAYOUT, sender_ranks=(1, 0))),
-        "layout.sender_ranks",
-        "0",
-        "0, 1",
-        "--tensor-parallel-size",
-    ),
-    (
-        with_layout(
-            PREFILL, replace(LAYOUT, planes=(PlaneDescription("kv", 1, 1024), *LAYOUT.planes[1:]))
-        ),
-        "layout.planes",
-        "kv: 528 B every 1 tokens; pe: 128 B every 1 tokens; ki: 8448 B every 64 tokens",
-        "kv: 1024 B every 1 tokens; pe: 128 B every 1 tokens; ki: 8448 B every 64 tokens",
-        "--kv-cache-dtype",
-    ),
+    (with_layout(PREFILL, kind="gqa"), "kind", "mla_nsa", "gqa", "--model"),
+    (with_layout(PREFILL, version=1010), "version", "10", "1010", "--model"),
+    (with_layout(PREFILL, model="glm6"), "model", "glm5", "glm6", "--model"),
+    (with_layout(PREFILL, dtype="bfloat16"), "dtype", "fp8_ds_mla", "bfloat16", "--kv-cache-dtype"),
+    (with_layout(PREFILL, block_size=16), "block_size", "64", "16", "--block-size"),
+    (with_layout(PREFILL, layers=78), "layers", "79", "78", "--model"),
+    (with_layout(PREFILL, draft_layers=0), "draft_layers", "1", "0", "--with-mtp"),
+    (with_layout(PREFILL, senders=2), "senders", "1", "2", "--senders"),
+    (with_layout(PREFILL, kv_heads=4), "kv_heads", "not given", "4", "--model"),
+    (with_layout(PREFILL, senders=True), "senders", "1", "True", "--senders"),
     (replace(PREFILL, role="decode"), "role", "decode", "decode", "control port"),
 ]
 
@@ -156,22 +117,15 @@ def test_kv_06_a_mismatch_names_both_values_and_the_flag_on_both_sides(
 
 
 def test_all_differences_are_named_at_once() -> None:
-    theirs = replace(
-        with_layout(PREFILL, replace(LAYOUT, dtype="bfloat16", layers=78)), transport="nixl"
-    )
+    theirs = replace(with_layout(PREFILL, dtype="bfloat16", layers=78), transport="nixl")
     found = mismatch(DECODE, theirs)
-    assert [item.field for item in found] == ["transport", "layout.dtype", "layout.layers"]
+    assert [item.field for item in found] == ["transport", "dtype", "layers"]
     assert tuple(item.turned() for item in found) == mismatch(theirs, DECODE)
 
 
-def test_the_longest_sequence_and_the_order_of_ranks_need_not_be_the_same() -> None:
-    theirs = with_layout(PREFILL, replace(LAYOUT, max_seq_len=131072, sender_ranks=(1, 0)))
-    assert mismatch(with_layout(DECODE, replace(LAYOUT, sender_ranks=(0, 1))), theirs) == ()
-
-
-def test_layouts_are_compared_by_themselves_too() -> None:
-    (found,) = layout_mismatch(LAYOUT, replace(LAYOUT, dtype="bfloat16", max_seq_len=1))
-    assert (found.field, found.ours, found.theirs) == ("layout.dtype", "fp8_ds_mla", "bfloat16")
+def test_the_longest_sequence_and_the_order_of_fields_need_not_be_the_same() -> None:
+    theirs = replace(PREFILL, layout=dict(reversed(list(LAYOUT.items()))), max_seq_len=131072)
+    assert mismatch(DECODE, theirs) == ()
 
 
 @pytest.mark.parametrize(
@@ -267,10 +221,10 @@ def test_fields_of_a_later_release_are_part_of_the_proof_and_ignored() -> None:
     assert prefill.receive(decode.receive(hello)) is None
 
 
-@pytest.mark.parametrize("kind", ["claim", "challenge", "refused", None, ["hello"]])
+@pytest.mark.parametrize("kind", ["claim", "challenge", None, ["hello"]])
 def test_nothing_but_a_hello_opens(kind: object) -> None:
     decode, _, hello = opened()
-    with pytest.raises(OutOfOrder, match="hello is needed"):
+    with pytest.raises(OutOfOrder, match="hello or refused is needed"):
         decode.receive({**hello, "type": kind})
 
 
@@ -285,3 +239,67 @@ def test_a_refusal_without_differences_carries_its_reason() -> None:
     refusal = decode.refusal(HandshakeRefused("no room for another connection"))
     with pytest.raises(HandshakeRefused, match="refuses this prefill node: no room for another"):
         prefill.receive(refusal)
+
+
+GRANT = GrantId("a1", "d-1", 7)
+
+
+@pytest.mark.parametrize("key", [None, OTHER], ids=["layout", "key"])
+def test_kv_06_a_refused_hello_says_whose_request_fails(key: ClusterKey | None) -> None:
+    decode = DecodeHandshake(DECODE, None if key is None else KEY)
+    theirs = replace(with_layout(PREFILL, dtype="bfloat16"), grant=GRANT)
+    prefill = PrefillHandshake(theirs, key)
+    hello = prefill.receive(decode.open())
+    assert hello is not None
+    with pytest.raises(HandshakeRefused) as caught:
+        decode.receive(hello)
+    assert decode.grant == GRANT
+    with pytest.raises(HandshakeRefused) as told:
+        prefill.receive(decode.refusal(caught.value))
+    assert prefill.refusal(told.value) is None, "the decode node knows"
+
+
+def test_kv_06_another_releases_hello_says_whose_request_fails() -> None:
+    decode, prefill = DecodeHandshake(DECODE), PrefillHandshake(replace(PREFILL, grant=GRANT))
+    hello = prefill.receive(decode.open())
+    assert hello is not None
+    with pytest.raises(HandshakeRefused, match="speaks protocol 2"):
+        decode.receive({**hello, "protocol": 2})
+    assert decode.grant == GRANT
+
+
+def test_kv_06_prefill_refuses_in_place_of_its_hello() -> None:
+    decode, prefill = DecodeHandshake(DECODE, KEY), PrefillHandshake(replace(PREFILL, grant=GRANT))
+    with pytest.raises(HandshakeRefused) as caught:
+        prefill.receive(decode.open())
+    refusal = prefill.refusal(caught.value)
+    assert refusal is not None
+    with pytest.raises(HandshakeRefused, match=r"prefill node refuses.*no cluster key") as told:
+        decode.receive(refusal)
+    assert told.value.status == 503
+    assert decode.grant == GRANT
+
+
+@pytest.mark.parametrize(("grant", "declined"), [(GRANT, True), (None, False)])
+def test_kv_06_prefill_declines_where_the_decode_node_has_taken_it(
+    grant: GrantId | None, declined: bool
+) -> None:
+    decode, prefill = DecodeHandshake(DECODE), PrefillHandshake(replace(PREFILL, grant=grant))
+    hello = prefill.receive(decode.open())
+    assert hello is not None
+    answer = decode.receive(hello)
+    with pytest.raises(HandshakeRefused) as caught:
+        prefill.receive({**answer, "transport": "tcp"})
+    said = prefill.refusal(caught.value)
+    assert (said is not None) is declined
+    if said is not None:
+        assert said["type"] == "decline"
+        assert (said["request"], said["generation"]) == ("a1", 7)
+        assert "--transport" in str(said["reason"])
+
+
+def test_a_grant_that_cannot_be_read_is_named() -> None:
+    decode, _, hello = opened()
+    with pytest.raises(MalformedMessage, match=r"HELLO\.grant\.generation"):
+        decode.receive({**hello, "grant": {"request": "a1", "incarnation": "d-1"}})
+    assert decode.grant is None

@@ -12,7 +12,7 @@ from tilert_transports.control.errors import (
 from tilert_transports.control.fields import Fields
 from tilert_transports.control.frames import JSONObject
 from tilert_transports.control.handshake import DecodeHandshake, PrefillHandshake
-from tilert_transports.control.hello import Difference
+from tilert_transports.control.layout import Difference
 
 from .nodes import DECODE, KEY, LAYOUT, PREFILL
 
@@ -35,13 +35,14 @@ WRONG: list[tuple[str, object, str]] = [
     ("nonce", "G" * 64, "HELLO.nonce"),
     ("nonce", None, "HELLO.nonce"),
     ("layout", [], "HELLO.layout"),
-    ("layout", {}, "HELLO.layout.sender_ranks"),
-    ("layout", {**LAYOUT.to_json(), "sender_ranks": []}, "HELLO.layout.sender_ranks"),
-    ("layout", {**LAYOUT.to_json(), "sender_ranks": [0, 0]}, "HELLO.layout.sender_ranks"),
-    ("layout", {**LAYOUT.to_json(), "sender_ranks": [0, "1"]}, "HELLO.layout.sender_ranks"),
-    ("layout", {**LAYOUT.to_json(), "planes": [7]}, "HELLO.layout.planes"),
-    ("layout", {**LAYOUT.to_json(), "planes": [{}] * 257}, "HELLO.layout.planes"),
-    ("layout", {**LAYOUT.to_json(), "planes": [{"name": "kv"}]}, "HELLO.layout.planes[0]"),
+    ("layout", {}, "HELLO.layout"),
+    ("layout", {str(number): 1 for number in range(257)}, "HELLO.layout"),
+    ("layout", {**LAYOUT, "layers": -1}, "HELLO.layout.layers"),
+    ("layout", {**LAYOUT, "layers": 1.5}, "HELLO.layout.layers"),
+    ("layout", {**LAYOUT, "kind": "a\nb"}, "HELLO.layout.kind"),
+    ("layout", {**LAYOUT, "planes": [{"name": "kv"}]}, "HELLO.layout.planes"),
+    ("max_seq_len", 0, "HELLO.max_seq_len"),
+    ("max_seq_len", "8", "HELLO.max_seq_len"),
     ("magic", None, "HELLO.magic"),
     ("protocol", "1", "HELLO.protocol"),
 ]

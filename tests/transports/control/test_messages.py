@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from tilert_transports.control.messages import (
     Abort,
     Claim,
     Commit,
+    Decline,
     Grant,
     Message,
     Ping,
@@ -24,6 +25,7 @@ from tilert_transports.control.messages import (
 )
 
 CLAIM = Claim("a1b2", "d-7", 3, 0, 1000, 52428800, 42)
+DECLINE = Decline("a1b2", "d-7", 3, "aborted")
 GRANT = Grant("a1b2", 3, 0, 5, 268435456, 134217728, 30.0)
 MESSAGES: list[Message] = [
     CLAIM,
@@ -36,11 +38,14 @@ MESSAGES: list[Message] = [
     Released(3),
     Ping(0),
     Pong(2**53 - 1),
+    replace(CLAIM, digest="0123456789abcdef"),
+    DECLINE,
+    Abort(3, "the client left", unwanted=True),
 ]
 
 
 def test_the_objects_on_the_wire() -> None:
-    assert [to_json(message) for message in (*MESSAGES[:5], *MESSAGES[6:9])] == [
+    assert [to_json(message) for message in (*MESSAGES[:5], *MESSAGES[6:9], *MESSAGES[10:])] == [
         {
             "type": "claim",
             "request": "a1b2",
@@ -64,9 +69,35 @@ def test_the_objects_on_the_wire() -> None:
         {"type": "progress", "generation": 3, "planes": 12},
         {"type": "commit", "generation": 3, "nbytes": 52428800},
         {"type": "commit", "generation": 3, "nbytes": 52428800, "checksum": 0},
-        {"type": "abort", "generation": 3, "reason": "the client left", "settled": False},
+        {
+            "type": "abort",
+            "generation": 3,
+            "reason": "the client left",
+            "settled": False,
+            "unwanted": False,
+        },
         {"type": "released", "generation": 3},
         {"type": "ping", "number": 0},
+        {
+            "type": "claim",
+            "request": "a1b2",
+            "incarnation": "d-7",
+            "generation": 3,
+            "rank": 0,
+            "tokens": 1000,
+            "nbytes": 52428800,
+            "last_token": 42,
+            "digest": "0123456789abcdef",
+        },
+        {
+            "type": "decline",
+            "request": "a1b2",
+            "incarnation": "d-7",
+            "generation": 3,
+            "reason": "aborted",
+        },
+        {"type": "abort", "generation": 3, "reason": "the client left", "settled": True}
+        | {"unwanted": True},
     ]
 
 
@@ -79,9 +110,17 @@ def test_what_is_written_is_read_back_and_unknown_fields_are_ignored(message: Me
 
 MISSING = [
     (message, field.name)
-    for message in (CLAIM, GRANT, Progress(3, 12), Commit(3, 1), Abort(3, "x"), Released(3))
+    for message in (
+        CLAIM,
+        DECLINE,
+        GRANT,
+        Progress(3, 12),
+        Commit(3, 1),
+        Abort(3, "x"),
+        Released(3),
+    )
     for field in fields(message)
-    if field.name != "checksum"
+    if field.name not in ("checksum", "digest", "unwanted")
 ]
 
 
@@ -106,6 +145,9 @@ def test_a_missing_field_is_named(message: Message, name: str) -> None:
         (CLAIM, "request", "a\nb", "printable"),
         (CLAIM, "request", "a" * 257, "1 to 256"),
         (CLAIM, "request", 7, "a text"),
+        (CLAIM, "digest", "0123", "16 hex digits"),
+        (CLAIM, "digest", "G" * 16, "16 hex digits"),
+        (DECLINE, "generation", 0, "an integer of 1 or more"),
         (CLAIM, "generation", 0, "an integer of 1 or more"),
         (CLAIM, "generation", "x", "an integer of 1 or more"),
         (CLAIM, "generation", True, "an integer of 1 or more"),

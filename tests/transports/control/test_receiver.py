@@ -80,7 +80,7 @@ def test_kv_02_a_late_commit_of_an_earlier_generation_completes_nothing() -> Non
     first = side.reserve("a1")
     side.granted(first, peer=0, rank=0)
     side.reservations.release(first.generation, "the client left")
-    assert side.said() == [(0, Abort(1, "the client left"))]
+    assert side.said() == [(0, Abort(1, "the client left", unwanted=True))]
     second = side.reserve("a1")
     side.granted(second, peer=1, rank=1)
     side.receiver.receive(1, Commit(2, 4096))
@@ -210,19 +210,6 @@ def test_the_end_of_a_connection_fails_all_that_it_was_writing_and_nothing_else(
     side.receiver.disconnect(0)
     assert failure(side).request == "a"
     assert side.gauges() == (2, 0, 1, 1, 0, 1)
-
-
-def test_the_transport_can_end_a_quarantine() -> None:
-    side = DecodeSide()
-    side.granted(side.reserve())
-    side.receiver.settle(0)
-    assert side.gauges() == (2, 0, 1, 0, 0, 0), "what is being written goes on"
-    side.receiver.disconnect(0)
-    assert side.gauges() == (2, 0, 0, 0, 0, 1)
-    side.receiver.settle(1)
-    assert side.gauges() == (2, 0, 0, 0, 0, 1)
-    side.receiver.settle(0)
-    assert side.idle
 
 
 def test_a_commit_of_fewer_bytes_than_claimed_fails_the_request() -> None:

@@ -38,7 +38,8 @@ async def test_a_hand_over_from_tilerts_connector(decode: Decode) -> None:
     arrival = await decode.receive()
     assert arrival.request == REQUEST
     assert decode.gauges() == (2, 0, 1, 0)
-    arrival.landing.take()
+    landed = arrival.landing.take()
+    assert (landed.tokens, landed.last_token) == (REQUEST.seq_len, REQUEST.last_prompt_token)
     arrival.landing.release("imported")
     assert decode.gauges() == (3, 0, 0, 0)
 

@@ -22,6 +22,8 @@ LINE_BYTES: Final = 4096
 TRAILER_BYTES: Final = 16 * 1024
 """All trailers together."""
 
+_SHORT: Final = {b"%x" % size: size for size in range(1, 4096)}
+"""Sizes as most servers write them."""
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
 
@@ -119,6 +121,13 @@ class ChunkedBody:
             if line_end < 0:
                 self._hold(data[at:])
                 break
+            size = 0 if self._in_trailer else _SHORT.get(data[at:line_end], 0)
+            content_end = line_end + 2 + size
+            if size and data[content_end : content_end + 2] == b"\r\n":
+                # A whole chunk, as nearly all are.
+                parts.append(data[line_end + 2 : content_end])
+                at = content_end + 2
+                continue
             self._take_line(data[at:line_end])
             at = line_end + 2
         if self.complete and at < end:

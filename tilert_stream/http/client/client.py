@@ -14,9 +14,8 @@ nobody reads any more. One client serves the whole process.
 from __future__ import annotations
 
 import ssl
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -30,10 +29,11 @@ from .errors import UpstreamClosed
 from .response import Response
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from .connection import Head
+    from .head import Head
     from .origin import Origin
 
 __all__ = ("ClientStatistics", "HTTPClient")
@@ -124,8 +124,7 @@ class HTTPClient:
             retried_total=self._retried_total,
         )
 
-    @asynccontextmanager
-    async def request(
+    def request(
         self,
         origin: Origin,
         method: str,
@@ -136,22 +135,21 @@ class HTTPClient:
         connect_timeout: float | None = None,
         head_timeout: float | None = None,
         repeatable: bool | None = None,
-    ) -> AsyncGenerator[Response]:
+    ) -> AbstractAsyncContextManager[Response]:
         """``open`` for a block; leaving it before the body's end closes the connection."""
-        response = await self.open(
-            origin,
-            method,
-            target,
-            headers,
-            body,
-            connect_timeout=connect_timeout,
-            head_timeout=head_timeout,
-            repeatable=repeatable,
+        return _Block(
+            partial(
+                self.open,
+                origin,
+                method,
+                target,
+                headers,
+                body,
+                connect_timeout=connect_timeout,
+                head_timeout=head_timeout,
+                repeatable=repeatable,
+            )
         )
-        try:
-            yield response
-        finally:
-            response.close()
 
     async def open(
         self,
@@ -219,20 +217,23 @@ class HTTPClient:
 
         return Response(head, connection, origin.label, give_back)
 
+    def has_idle(self, origin: Origin) -> bool:
+        """Whether a connection is kept for ``origin`` now; it may have ended."""
+        return bool(self._idle.get(origin))
+
     async def wait_closed(self, origin: Origin) -> None:
         """Wait until the server ends a connection that is idle now; for ever if none is.
 
-        The death of a process shows here at once. So does the server's own idle time-out.
+        The death of a process shows here at once. So does the server's own idle time-out. The
+        connection counts neither as idle nor as in use meanwhile.
         """
         connection = self._take_idle(origin)
         if connection is None:
             await anyio.sleep_forever()
             return
-        self._in_use += 1
         try:
             await connection.wait_ended()
         finally:
-            self._in_use -= 1
             self._keep(origin, connection, reusable=not connection.is_stale())
 
     # --- connections -------------------------------------------------------------------------
@@ -271,8 +272,30 @@ class HTTPClient:
             return
         if len(connections) >= self._max_idle:
             connections.pop(0).close()
-        connection.rest()
         connections.append(connection)
+
+
+class _Block:
+    """An answer, closed at the end of a block. A generator's would cost twice as much."""
+
+    __slots__ = ("_open", "_response")
+
+    def __init__(self, open_response: Callable[[], Awaitable[Response]]) -> None:
+        self._open = open_response
+        self._response: Response | None = None
+
+    async def __aenter__(self) -> Response:
+        self._response = await self._open()
+        return self._response
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._response is not None:
+            self._response.close()
 
 
 def _request(

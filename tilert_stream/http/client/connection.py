@@ -10,22 +10,24 @@ import socket
 import ssl
 import sys
 import termios
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 import h11
 
 from ..errors import ClientGone
-from ..framing import choose_framing
 from ..sockets import close, receive_ready
-from .body import body_reader
 from .errors import UpstreamClosed, UpstreamInvalid, UpstreamTimeout
+from .head import make_head, read_plain_head
 from .reader import make_reader
 
 if TYPE_CHECKING:
-    from .body import BodyReader
+    from collections.abc import Callable
 
-__all__ = ("ClientConnection", "Head", "Request")
+    from .head import Head
+
+__all__ = ("ClientConnection", "Request")
 
 INTERIM_MAX: Final = 16
 """Answers of the 1xx kind that may come before the real one."""
@@ -40,18 +42,6 @@ class Request(NamedTuple):
     """What h11 is told of it: how an answer is framed depends on the method alone."""
     data: bytes
     """All of its bytes."""
-
-
-class Head(NamedTuple):
-    """The head of an answer."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    """Names in lower case."""
-    body: BodyReader
-    left: bytes
-    """What was read beyond the head."""
-    keep_alive: bool
 
 
 class ClientConnection:
@@ -81,22 +71,18 @@ class ClientConnection:
     def is_stale(self) -> bool:
         """Whether the server has closed it, or has said something unasked. Never a checkpoint."""
         try:
-            return not self._reader.rest() or receive_ready(self._sock) is not None
+            return self._reader.ready or receive_ready(self._sock) is not None
         except ClientGone:
             return True
 
     async def wait_ended(self) -> None:
         """Wait until the server closes it, or says something unasked. Always a checkpoint."""
-        await anyio.wait_readable(self._sock)
+        await self._reader.wait()
 
     def close(self) -> None:
         """Close now; the server sees it at once. Idempotent."""
         self._reader.close()
         close(self._sock)
-
-    def rest(self) -> None:
-        """Be idle: cost the event loop nothing."""
-        self._reader.rest()
 
     # --- one exchange ------------------------------------------------------------------------
 
@@ -105,21 +91,24 @@ class ClientConnection:
     ) -> Head:
         """Send ``request`` and read up to the head of its answer; closed if that fails.
 
-        :param head_timeout: seconds to wait for the head, once all is sent.
+        :param head_timeout: seconds to wait for the head, once all is sent; and again for the
+            rest of it, if it comes in pieces.
         :raises UpstreamClosed: the server closed the connection, or reset it.
         :raises UpstreamInvalid: the answer is no HTTP/1.1, or its head is too large.
         :raises UpstreamTimeout: the server took nothing, or did not answer.
         """
         self.answered = False
-        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=max_header_bytes)
         try:
-            parser.send(request.head)
-            parser.send(_END)
             unsent = await self._write(request.data)
-            with anyio.move_on_after(head_timeout):
-                head = await self._read_head(
-                    parser, unsent, bodiless=request.head.method == b"HEAD"
-                )
+            begin = await self._begin(unsent, head_timeout)
+            head: Head | None = None
+            if begin is not None:
+                bodiless = request.head.method == b"HEAD"
+                head = read_plain_head(begin, limit=max_header_bytes, bodiless=bodiless)
+                if head is None:
+                    with anyio.move_on_after(head_timeout):
+                        head = await self._read_head(request.head, begin, unsent, max_header_bytes)
+            if head is not None:
                 # Whoever answers early may never read the rest, and would wait for it for ever.
                 return head if unsent is None else head._replace(keep_alive=False)
         except BaseException:
@@ -135,9 +124,10 @@ class ClientConnection:
         :raises UpstreamTimeout: nothing was taken for ``write_stall_timeout`` seconds.
         """
         self._sent = 0
-        while self._sent < len(data):
+        view = memoryview(data)
+        while self._sent < len(view):
             try:
-                self._sent += self._sock.send(memoryview(data)[self._sent :])
+                self._sent += self._sock.send(view[self._sent :])
             except (BlockingIOError, ssl.SSLWantWriteError):
                 await self._wait_writable()
             except OSError as error:
@@ -165,30 +155,53 @@ class ClientConnection:
         count = fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))
         return int.from_bytes(count, sys.byteorder) >= self._sent
 
+    async def _begin(self, unsent: OSError | None, within: float | None) -> bytes | None:
+        """The first bytes of an answer; None: none came in time."""
+        try:
+            if within is None or within == inf:
+                data: bytes | None = await self._reader.receive()
+            else:
+                data = await self._reader.receive_within(within)
+        except ClientGone as error:
+            raise self._broken(error) from error
+        if data == b"":
+            self._ended = True
+            raise self._unanswered() from unsent
+        self.answered = data is not None
+        return data
+
     async def _read_head(
-        self, parser: h11.Connection, unsent: OSError | None, *, bodiless: bool
+        self, request: h11.Request, begin: bytes, unsent: OSError | None, max_header_bytes: int
     ) -> Head:
+        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=max_header_bytes)
+        parser.send(request)
+        parser.send(_END)
+        parser.receive_data(begin)
         for _ in range(INTERIM_MAX):
             try:
                 while (event := parser.next_event()) is h11.NEED_DATA:
-                    data = await self._receive(unsent)
-                    self.answered = True
+                    data = await self.receive()
+                    if not data:
+                        raise self._unanswered() from unsent
                     parser.receive_data(data)
             except h11.ProtocolError as error:
                 raise UpstreamInvalid(
                     f"{self._label} did not answer in HTTP/1.1: {str(error).partition(':')[0]}"
                 ) from error
             if isinstance(event, h11.Response):
-                return _head(event, parser.trailing_data[0], bodiless=bodiless)
+                return make_head(
+                    event.status_code,
+                    event.http_version,
+                    list(event.headers),
+                    parser.trailing_data[0],
+                    bodiless=request.method == b"HEAD",
+                )
         raise UpstreamInvalid(f"{self._label} sent {INTERIM_MAX} interim answers and no real one")
 
-    async def _receive(self, unsent: OSError | None) -> bytes:
-        data = await self.receive()
-        if not data:
-            raise UpstreamClosed(
-                f"{self._label} closed the connection before it had answered", retry_after=1
-            ) from unsent
-        return data
+    def _unanswered(self) -> UpstreamClosed:
+        return UpstreamClosed(
+            f"{self._label} closed the connection before it had answered", retry_after=1
+        )
 
     async def receive(self) -> bytes:
         """What is there, or what comes first; empty at the end of the input.
@@ -200,27 +213,28 @@ class ClientConnection:
         try:
             data = await self._reader.receive()
         except ClientGone as error:
-            raise UpstreamClosed(
-                f"the connection to {self._label} broke: {error.__cause__ or error}", retry_after=1
-            ) from error
+            raise self._broken(error) from error
         self._ended = not data
         return data
 
+    def on_ready(self, callback: Callable[[], object] | None) -> bool:
+        """Have ``callback`` called whenever ``receive_ready`` has something; None: no more.
 
-def _head(response: h11.Response, left: bytes, *, bodiless: bool) -> Head:
-    headers = list(response.headers)
-    values = dict(headers)
-    framing = choose_framing(
-        response,
-        bodiless=bodiless,
-        chunks_allowed=b"transfer-encoding" in values,
-    )
-    body = body_reader(framing, int(values.get(b"content-length", b"0")))
-    closes = (
-        response.http_version < b"1.1"
-        # Two ends of one body: whoever is between may have seen the other (RFC 9112, 6.3).
-        or {b"transfer-encoding", b"content-length"} <= values.keys()
-        or any(name == b"connection" and b"close" in value.lower() for name, value in headers)
-    )
-    keep_alive = not closes and framing != "close"
-    return Head(response.status_code, headers, body, left, keep_alive)
+        False: this event loop has no such calls, and ``receive`` is the only way. Sync.
+        """
+        return self._reader.on_ready(callback)
+
+    def receive_ready(self) -> bytes | None:
+        """What is there; None: nothing, empty at the end of the input. Never a checkpoint.
+
+        :raises UpstreamClosed: the connection was reset.
+        """
+        try:
+            return self._reader.take()
+        except ClientGone as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: ClientGone) -> UpstreamClosed:
+        return UpstreamClosed(
+            f"the connection to {self._label} broke: {error.__cause__ or error}", retry_after=1
+        )

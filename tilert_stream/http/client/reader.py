@@ -2,8 +2,8 @@
 
 ``anyio.wait_readable`` registers the socket with the event loop for one event, and takes it out
 again: on asyncio that is half of the cost of reading a token's line. So there the socket stays
-registered for as long as its answer is read, and the loop's own callback reads it. Trio registers
-it in the kernel for one event in any case.
+registered as long as it lives, and the loop's own callback reads it, or hands what it has read to
+whoever does without a task. Trio registers it in the kernel for one event in any case.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..sockets import FAIR_BYTES, READ_BYTES, receive_ready
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
 __all__ = ("Reader", "make_reader")
 
@@ -31,7 +32,12 @@ HIGH_WATER: Final = 256 * 1024
 
 
 class Reader(Protocol):
-    """Reads one socket, for one task."""
+    """Reads one socket, for one task or one callback."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether something has been read ahead, an end or a failure included."""
+        ...
 
     async def receive(self) -> bytes:
         """What is there, or what comes first; empty at the end of the input.
@@ -42,8 +48,27 @@ class Reader(Protocol):
         """
         ...
 
-    def rest(self) -> bool:
-        """Stop reading until the next ``receive``; whether nothing has been read ahead. Sync."""
+    async def receive_within(self, seconds: float) -> bytes | None:
+        """``receive``, but None if nothing has come in ``seconds``."""
+        ...
+
+    async def wait(self) -> None:
+        """Wait until something comes, and leave it there. Always a checkpoint."""
+        ...
+
+    def take(self) -> bytes | None:
+        """What is there; None: nothing. Sync.
+
+        :raises ~tilert_stream.http.ClientGone: as ``receive``.
+        """
+        ...
+
+    def on_ready(self, callback: Callable[[], object] | None) -> bool:
+        """Call ``callback`` when something has come, in place of a task; None: no longer. Sync.
+
+        It is called by the event loop, outside of any task, takes what is there, and must not
+        raise. False: the loop calls nobody, only ``receive`` can be used.
+        """
         ...
 
     def close(self) -> None:
@@ -63,27 +88,75 @@ def make_reader(sock: socket.socket) -> Reader:
 
 
 class _RegisteredReader:
-    __slots__ = ("_failure", "_fd", "_loop", "_parking", "_pieces", "_registered", "_size", "_sock")
+    __slots__ = (
+        "_callback",
+        "_failure",
+        "_fd",
+        "_loop",
+        "_parking",
+        "_pieces",
+        "_registered",
+        "_size",
+        "_sock",
+        "_told_again",
+    )
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._sock = sock
         # Not the socket: the selector looks for it first, and describes in words what it has not.
         self._fd = sock.fileno()
         self._loop = loop
+        # uvloop tells of a broken connection once, and nobody of a TLS record that is buffered:
+        # there a socket is read until nothing is left.
+        self._told_again = isinstance(loop, asyncio.SelectorEventLoop) and not isinstance(
+            sock, ssl.SSLSocket
+        )
         self._parking = make_parking()
+        self._callback: Callable[[], object] | None = None
         self._registered = False
         self._pieces: list[bytes] = []
         self._size = 0
         self._failure: ClientGone | None = None
 
+    @property
+    def ready(self) -> bool:
+        return bool(self._pieces) or self._failure is not None
+
     async def receive(self) -> bytes:
-        while not self._pieces:
+        while (data := self.take()) is None:
+            await self._parking.park()
+        return data
+
+    async def receive_within(self, seconds: float) -> bytes | None:
+        # A cancel scope, which would do as well, costs ten times as much.
+        expired = False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            self._parking.unpark()
+
+        timer = self._loop.call_later(seconds, expire)
+        try:
+            while (data := self.take()) is None and not expired:
+                await self._parking.park()
+            return data
+        finally:
+            timer.cancel()
+
+    async def wait(self) -> None:
+        if self.ready:
+            await anyio.lowlevel.checkpoint()
+        self._register()
+        while not self.ready:
+            await self._parking.park()
+
+    def take(self) -> bytes | None:
+        if not self._pieces:
             if self._failure is not None:
                 raise self._failure
-            if not self._registered:
-                self._registered = True
-                self._loop.add_reader(self._fd, self._read)
-            await self._parking.park()
+            self._register()
+            return None
         pieces, self._pieces = self._pieces, []
         self._size = 0
         if len(pieces) == 1:
@@ -93,32 +166,44 @@ class _RegisteredReader:
             self._pieces.append(pieces.pop())
         return b"".join(pieces)
 
+    def on_ready(self, callback: Callable[[], object] | None) -> bool:
+        self._callback = callback
+        return True
+
     def _read(self) -> None:
-        # Until nothing is there: uvloop tells of a broken connection once, and never again.
         try:
             while (data := receive_ready(self._sock)) is not None:
                 self._pieces.append(data)
                 self._size += len(data)
                 if not data or self._size >= HIGH_WATER:
-                    self.rest()
+                    self._unregister()
+                    break
+                if self._told_again and len(data) < READ_BYTES:
                     break
         except ClientGone as error:
-            self._fail(error)
-        self._parking.unpark()
+            self._unregister()
+            self._failure = error
+        while self._callback is not None:
+            self._callback()
+            if not self._pieces:
+                return
+            # What is left is the end, which is told on its own.
+        self._parking.unpark_at_once()
 
-    def rest(self) -> bool:
+    def _register(self) -> None:
+        if not self._registered:
+            self._registered = True
+            self._loop.add_reader(self._fd, self._read)
+
+    def _unregister(self) -> None:
         if self._registered:
             self._registered = False
             self._loop.remove_reader(self._fd)
-        return not self._pieces
 
     def close(self) -> None:
-        self._fail(_closed())
-
-    def _fail(self, failure: ClientGone) -> None:
-        self.rest()
+        self._unregister()
         if self._failure is None:
-            self._failure = failure
+            self._failure = _closed()
             self._parking.unpark()
 
 
@@ -131,6 +216,11 @@ class _WaitingReader:
         self._plain = not isinstance(sock, ssl.SSLSocket)
         self._emptied = True
         self._unyielded = 0
+
+    async def receive_within(self, seconds: float) -> bytes | None:
+        with anyio.move_on_after(seconds):
+            return await self.receive()
+        return None
 
     async def receive(self) -> bytes:
         while True:
@@ -152,8 +242,18 @@ class _WaitingReader:
         except anyio.ClosedResourceError:
             raise _closed() from None
 
-    def rest(self) -> bool:
-        return True
+    @property
+    def ready(self) -> bool:
+        return False
+
+    async def wait(self) -> None:
+        await anyio.wait_readable(self._sock)
+
+    def take(self) -> bytes | None:
+        return receive_ready(self._sock)
+
+    def on_ready(self, callback: Callable[[], object] | None) -> bool:
+        return callback is None
 
     def close(self) -> None:
         """Closing the socket wakes whoever waits."""

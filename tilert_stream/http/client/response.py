@@ -11,7 +11,8 @@ from .errors import UpstreamClosed, UpstreamInvalid, UpstreamTimeout
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from .connection import ClientConnection, Head
+    from .connection import ClientConnection
+    from .head import Head
 
 __all__ = ("Response",)
 
@@ -63,18 +64,47 @@ class Response:
                     return b""
                 self._left = await self._connection.receive()
                 if not self._left:
-                    if self._body.end():
-                        return b""
-                    raise UpstreamClosed(
-                        f"{self.label} closed the connection in the middle of its answer"
-                    )
-            content = self._feed()
+                    return self._end()
+            data, self._left = self._left, b""
+            content = self._feed(data)
             if content:
                 return content
 
-    def _feed(self) -> bytes:
+    def on_ready(self, callback: Callable[[], object] | None) -> bool:
+        """Have ``callback`` called when ``receive_ready`` may have something, until ``close``.
+
+        For whoever can do without a task; nothing is called for what is there already. None: no
+        longer. False: this event loop has no such calls, a task has to ``receive``. Sync.
+        """
+        return self._connection.on_ready(callback)
+
+    def receive_ready(self) -> bytes | None:
+        """``receive`` that never waits: None where it would. Sync.
+
+        :raises UpstreamClosed: as ``receive``.
+        :raises UpstreamInvalid: as ``receive``.
+        """
+        while True:
+            data, self._left = self._left, b""
+            if not data:
+                if self._body.complete:
+                    return b""
+                taken = self._connection.receive_ready()
+                if not taken:
+                    return None if taken is None else self._end()
+                data = taken
+            content = self._feed(data)
+            if content:
+                return content
+
+    def _end(self) -> bytes:
+        """The connection has ended, and with it the body, if it may."""
+        if self._body.end():
+            return b""
+        raise UpstreamClosed(f"{self.label} closed the connection in the middle of its answer")
+
+    def _feed(self, data: bytes) -> bytes:
         """The content of what has been read."""
-        data, self._left = self._left, b""
         try:
             return self._body.feed(data)
         except UpstreamInvalid as error:
@@ -96,7 +126,8 @@ class Response:
         body = bytearray()
         if self._left:
             # A short answer has come with its head: it needs no timer.
-            self._add(body, self._feed(), limit)
+            data, self._left = self._left, b""
+            self._add(body, self._feed(data), limit)
         if self._body.complete:
             return bytes(body)
         with anyio.move_on_after(within):
@@ -115,6 +146,7 @@ class Response:
         if self._give_back is not None:
             give_back, self._give_back = self._give_back, None
             reusable = self._keep_alive and self.complete and self._body.clean
+            self._connection.on_ready(None)
             give_back(self._connection, reusable)
 
 

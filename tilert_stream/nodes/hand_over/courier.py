@@ -9,21 +9,23 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 import anyio
 from anyio import TASK_STATUS_IGNORED
 
+from tilert_stream.errors import TilertStreamError
 from tilert_transports.abc import Region
 from tilert_transports.control.client import ControlClient
 from tilert_transports.control.errors import ControlError, HandOffFailed
+from tilert_transports.control.grant_id import GrantId
 from tilert_transports.control.hello import NONCE_BYTES, Hello
 from tilert_transports.control.messages import Claim
 from tilert_transports.plan import Plan
 
-from .layout_description import layout_description
+from ..recent import Recent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -43,6 +45,9 @@ __all__ = ("NodeCourier", "open_courier")
 
 logger = logging.getLogger(__name__)
 
+PLANS: Final = 64
+"""Kept for each decode node: a plan has a row for each plane of each layer."""
+
 
 @dataclass(slots=True)
 class _Node:
@@ -52,6 +57,14 @@ class _Node:
     peer: Peer
     layout: KVLayout
     """Ours, with the rows of its landing regions."""
+    rank: int
+    _plans: Recent[int, Plan] = field(default_factory=lambda: Recent[int, Plan](PLANS))
+
+    def plan(self, seq_len: int) -> Plan:
+        """What is copied for a prompt of that length; of lengths that come again it is kept."""
+        plan = self._plans.pop(seq_len) or Plan(self.layout.plan(seq_len, self.rank))
+        self._plans.put(seq_len, plan)
+        return plan
 
 
 @dataclass(slots=True)
@@ -93,7 +106,7 @@ class NodeCourier:
         return self._transport.view(self._region)
 
     async def meet(self, destination: Destination) -> None:
-        """Connect to a decode node, if that has not been done.
+        """Connect to a decode node, if that has not been done; the request does not end by it.
 
         :raises ~tilert_stream.errors.TilertStreamError: it does not answer, or does not fit.
         """
@@ -101,84 +114,79 @@ class NodeCourier:
 
     async def deliver(self, parcel: Parcel) -> None:
         """As the contract."""
-        node = await self._node(parcel.destination)
+        node = await self._node(parcel.destination, _grant_of(parcel.destination))
 
         async def write(grant: Grant, _progressing: Progressing) -> None:
             await self._transport.write(
                 node.peer,
                 self._region.part(parcel.offset, parcel.nbytes),
                 Region(grant.region, grant.offset, grant.nbytes),
-                Plan(node.layout.plan(parcel.seq_len, self._rank)),
+                node.plan(parcel.seq_len),
                 deadline=anyio.current_time() + self._timeout,
             )
 
-        claim = self._claim(
-            parcel.destination, parcel.seq_len, parcel.nbytes, last_token=parcel.last_token
-        )
-        await node.client.hand_off(claim, write, lambda: self._drain(node.peer))
+        await node.client.hand_off(self._claim(parcel), write, lambda: self._drain(node.peer))
 
     async def refuse(self, destination: Destination, reason: str) -> None:
-        """As the contract: the grant is claimed, and given up."""
-        node = await self._node(destination)
-        told = HandOffFailed(reason)
+        """As the contract."""
+        grant = _grant_of(destination)
+        node = await self._node(destination, grant)
+        node.client.decline(grant, reason)
 
-        async def write(_grant: Grant, _progressing: Progressing) -> None:
-            raise told
-
-        async def drain() -> bool:
-            return True
-
-        try:
-            await node.client.hand_off(self._claim(destination, 1, 1, last_token=0), write, drain)
-        except HandOffFailed:
-            return
-
-    def _claim(
-        self, destination: Destination, tokens: int, nbytes: int, *, last_token: int
-    ) -> Claim:
-        grant = destination.grant
-        if grant is None:
-            raise HandOffFailed(
-                "the request came without a grant (tilert_request, tilert_incarnation,"
-                " tilert_generation in kv_transfer_params); send it through this project's router"
-            )
+    def _claim(self, parcel: Parcel) -> Claim:
+        grant = _grant_of(parcel.destination)
         return Claim(
             request=grant.request,
             incarnation=grant.incarnation,
             generation=grant.generation,
             rank=self._rank,
-            tokens=tokens,
-            nbytes=nbytes,
-            last_token=last_token,
+            tokens=parcel.seq_len,
+            nbytes=parcel.nbytes,
+            last_token=parcel.last_token,
+            digest=parcel.digest,
         )
 
     async def _drain(self, peer: Peer) -> bool:
         return await self._transport.drain(peer, timeout=self._timeout)
 
-    async def _node(self, destination: Destination) -> _Node:
+    async def _node(self, destination: Destination, grant: GrantId | None = None) -> _Node:
         door = self._doors.setdefault((destination.host, destination.port), _Door())
         async with door.lock:
             if door.node is not None and not door.node.client.is_open:
                 await self._leave(door.node)
                 door.node = None
             if door.node is None:
-                door.node = await self._connect(destination)
+                door.node = await self._connect(destination, grant)
             return door.node
 
-    async def _connect(self, destination: Destination) -> _Node:
-        client = ControlClient(destination.host, destination.port, self._hello, key=self._key)
+    async def _connect(self, destination: Destination, grant: GrantId | None) -> _Node:
+        """Connect for ``grant``, whose request fails at once if that cannot be done."""
+        hello = replace(self._hello, grant=grant)
+        client = ControlClient(destination.host, destination.port, hello, key=self._key)
         await self._tasks.start(_run, client)
         try:
             peer = await self._transport.connect(client.peer.card, timeout=self._timeout)
-        except BaseException:
+        except BaseException as error:
+            if grant is not None and client.is_open and isinstance(error, TilertStreamError):
+                client.decline(grant, error.message)
             client.close()
             raise
-        return _Node(client, peer, self._layout.sized(client.peer.layout.max_seq_len))
+        return _Node(client, peer, self._layout.sized(client.peer.max_seq_len), self._rank)
 
     async def _leave(self, node: _Node) -> None:
         node.client.close()
         await self._drain(node.peer)
         await self._transport.disconnect(node.peer)
+
+
+def _grant_of(destination: Destination) -> GrantId:
+    grant = destination.grant
+    if grant is None:
+        raise HandOffFailed(
+            "the request came without a grant (tilert_request, tilert_incarnation,"
+            " tilert_generation in kv_transfer_params); send it through this project's router"
+        )
+    return GrantId(grant.request, grant.incarnation, grant.generation)
 
 
 async def _run(
@@ -215,7 +223,8 @@ async def open_courier(
             node=socket.gethostname(),
             role="prefill",
             incarnation=uuid4().hex,
-            layout=layout_description(layout),
+            layout=layout.describe(),
+            max_seq_len=layout.max_seq_len,
             transport=transport.name,
             card=b"",  # prefill is never written to
             nonce=bytes(NONCE_BYTES),

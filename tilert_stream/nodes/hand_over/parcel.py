@@ -24,6 +24,8 @@ class Parcel:
     seq_len: int
     last_token: int
     """The prompt's last id."""
+    digest: str
+    """Of the prompt's ids, as ``prompt_digest`` makes it."""
     offset: int
     """Bytes from the staging memory's beginning."""
     nbytes: int

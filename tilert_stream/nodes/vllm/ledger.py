@@ -14,6 +14,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
+from tilert_stream.cluster.prompt_digest import prompt_digest
 from tilert_stream.errors import InvalidRequest
 
 from ..hand_over.destination import DEFAULT_CTRL_PORT, destination_of
@@ -43,6 +44,8 @@ class Extraction:
     """Tokens of the prompt."""
     last_token: int
     """The prompt's last id."""
+    digest: str
+    """Of the prompt's ids."""
     blocks: tuple[int, ...]
     """Of the paged cache, in the prompt's order."""
 
@@ -187,7 +190,14 @@ class Ledger:
         del self._prompts[request_id]
         self._handed[request_id] = prompt.destination
         extractions.append(
-            Extraction(request_id, prompt.destination, seq_len, prompt.ids[-1], tuple(blocks))
+            Extraction(
+                request_id,
+                prompt.destination,
+                seq_len,
+                prompt.ids[-1],
+                prompt_digest(prompt.ids),
+                tuple(blocks),
+            )
         )
 
 

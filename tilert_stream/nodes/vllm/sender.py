@@ -15,6 +15,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from tilert_stream.errors import NotReady, TilertStreamError
+from tilert_transports.control.errors import GrantGone
 
 from ..hand_over.parcel import Parcel
 from ..hand_over.staging import StagingMemory
@@ -79,6 +80,7 @@ class SenderThread:
             extraction.destination,
             extraction.seq_len,
             extraction.last_token,
+            extraction.digest,
             piece.offset,
             nbytes,
         )
@@ -136,6 +138,9 @@ class SenderThread:
                 await self._courier.deliver(hand_over.parcel)
         except TimeoutError:
             logger.warning("request %s was not handed over in %g s", request, self._timeout)
+        except GrantGone as error:
+            # The client has left, or its first token was the last.
+            logger.info("request %s was not handed over: %s", request, error)
         except TilertStreamError as error:
             logger.warning("request %s was not handed over: %s", request, error)
         except Exception:

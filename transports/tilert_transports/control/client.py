@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .auth import ClusterKey
     from .errors import ControlError
+    from .grant_id import GrantId
     from .hello import Hello
     from .messages import Claim, Grant
     from .sender import HandOff
@@ -124,12 +125,20 @@ class ControlClient:
             raise PeerLost(f"not connected to {self._host} port {self._port} yet")
         return self._session
 
+    def decline(self, grant: GrantId, reason: str) -> None:
+        """Tell the decode node that nothing will come for ``grant``. Sync.
+
+        :raises PeerLost: the connection has ended.
+        """
+        self._open().sender.decline(grant, reason)
+
     async def hand_off(self, claim: Claim, write: Write, drain: Drain) -> None:
         """Claim a grant, write, commit, and wait until the decode node has taken it.
 
         Cancelling gives it up: the decode node is told at once, and told again when ``drain`` says
         that nothing can land any more.
 
+        :raises GrantGone: nobody waits for it at the decode node any more.
         :raises HandOffFailed: the decode node gave up, or the lease ran out.
         :raises PeerLost: the connection has ended.
         :raises Exception: what ``write`` raised; the decode node has been told.

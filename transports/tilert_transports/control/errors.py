@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tilert_stream.errors import AuthenticationFailed, TilertStreamError
 
 if TYPE_CHECKING:
-    from .hello import Difference
+    from .layout import Difference
 
 __all__ = (
     "ControlError",
@@ -18,6 +18,7 @@ __all__ = (
     "MalformedMessage",
     "OutOfOrder",
     "PeerLost",
+    "PromptMismatch",
     "RequestInUse",
     "SignatureInvalid",
 )
@@ -72,6 +73,12 @@ class PeerLost(ControlError):
 
 class HandOffFailed(ControlError):
     """One of the two nodes gave this hand-off up; the message has its reason."""
+
+
+class PromptMismatch(ControlError):
+    """Prefill would hand over the KV cache of another prompt than the request's own."""
+
+    code = "kv_prompt_mismatch"
 
 
 class GrantGone(ControlError):

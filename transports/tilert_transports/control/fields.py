@@ -119,6 +119,20 @@ class Fields:
             self.refuse(field, "an object")
         return Fields(f"{self.name}.{field}", cast("JSONObject", value))
 
+    def scalars(self, field: str) -> dict[str, str | int | bool]:
+        """A nested object of at most 256 fields, each a text as ``text``, an integer or a flag."""
+        content = self.mapping(field)
+        if not 1 <= len(content) <= MAX_NAME:
+            self.refuse(field, f"an object of 1 to {MAX_NAME} fields")
+        return {name: self.nested(field).scalar(name) for name in content}
+
+    def scalar(self, field: str) -> str | int | bool:
+        """A text as ``text`` takes it, an integer of 0 or more, or true or false."""
+        value = self._content.get(field)
+        if isinstance(value, bool):
+            return value
+        return self.integer(field) if isinstance(value, int) else self.text(field)
+
     def mapping(self, field: str) -> JSONObject:
         """A nested object that is passed on as it is."""
         self.nested(field)

@@ -4,7 +4,7 @@
 
     decode node                          prefill node
          │ ── CHALLENGE (nonce) ──────────────► │
-         │ ◄───────────────── HELLO (+ proof) ── │
+         │ ◄────── HELLO (+ proof) or REFUSED ── │
          │ ── HELLO (+ proof) or REFUSED ─────► │
 
 With a cluster key the decode node says nothing about itself before the other has proved that it
@@ -20,21 +20,18 @@ from typing import TYPE_CHECKING
 import orjson
 
 from .auth import new_nonce
-from .errors import HandshakeRefused, OutOfOrder
+from .errors import HandshakeRefused, MalformedMessage, OutOfOrder
 from .fields import Fields, shown
+from .grant_id import GrantId
 from .hello import Challenge, Hello, Refused, mismatch
+from .layout import describe
+from .messages import Decline, to_json
 
 if TYPE_CHECKING:
     from .auth import ClusterKey
     from .frames import JSONObject
-    from .hello import Difference
 
-__all__ = ("DecodeHandshake", "PrefillHandshake", "describe")
-
-
-def describe(differences: tuple[Difference, ...]) -> str:
-    """All of them as one sentence."""
-    return "; ".join(map(str, differences))
+__all__ = ("DecodeHandshake", "PrefillHandshake")
 
 
 def _signed(content: JSONObject) -> bytes:
@@ -48,6 +45,14 @@ def _typed(content: JSONObject, *expected: str) -> str:
     if not isinstance(name, str) or name not in expected:
         raise OutOfOrder(f"the peer opens with {shown(name)}; {' or '.join(expected)} is needed")
     return name
+
+
+def _grant_in(content: JSONObject) -> GrantId | None:
+    """The grant in an opening of any release; None where there is none that can be read."""
+    try:
+        return GrantId.parse(Fields("HELLO", content).nested("grant"))
+    except MalformedMessage:
+        return None
 
 
 def _check(
@@ -75,33 +80,43 @@ def _with_proof(
     return content
 
 
+def _refused(refused: Refused, who: str) -> HandshakeRefused:
+    differences = tuple(difference.turned() for difference in refused.differences)
+    return HandshakeRefused(f"{who}: {describe(differences) or refused.reason}", differences)
+
+
 class DecodeHandshake:
     """The decode node's side of one connection.
 
     :param hello: this node's own; a nonce is put into it.
     """
 
-    __slots__ = ("_hello", "_key", "peer")
+    __slots__ = ("_hello", "_key", "grant", "peer")
 
     def __init__(self, hello: Hello, key: ClusterKey | None = None) -> None:
         self._hello = replace(hello, nonce=new_nonce())
         self._key = key
         self.peer: Hello | None = None
         """The other node, once it has been taken."""
+        self.grant: GrantId | None = None
+        """What the other node came for, as soon as it has said so; nothing is proved by it."""
 
     def open(self) -> JSONObject:
         """The first object to send."""
         return Challenge(self._hello.nonce, self._key is not None).to_json()
 
     def receive(self, content: JSONObject) -> JSONObject:
-        """Take the peer's HELLO; return this node's.
+        """Take the peer's HELLO; return this node's. Its REFUSED is raised.
 
         :raises MalformedMessage: a field is missing or wrong.
         :raises OutOfOrder: it is something else.
         :raises HandshakeRefused: it is another protocol, the key is not the same, or the nodes do
             not fit together.
         """
-        _typed(content, Hello.TYPE)
+        self.grant = _grant_in(content)
+        if _typed(content, Hello.TYPE, Refused.TYPE) == Refused.TYPE:
+            refused = Refused.parse(Fields("REFUSED", content))
+            raise _refused(refused, "the prefill node refuses this decode node")
         peer = Hello.parse(Fields("HELLO", content))
         nonces = (self._hello.nonce, peer.nonce)
         if self._key is not None:
@@ -125,12 +140,14 @@ class PrefillHandshake:
     :param hello: this node's own; a nonce is put into it.
     """
 
-    __slots__ = ("_decode_nonce", "_hello", "_key", "peer")
+    __slots__ = ("_decode_nonce", "_hello", "_key", "_over", "peer")
 
     def __init__(self, hello: Hello, key: ClusterKey | None = None) -> None:
         self._hello = replace(hello, nonce=new_nonce())
         self._key = key
         self._decode_nonce: bytes | None = None
+        self._over = False
+        """The other side has had its last word."""
         self.peer: Hello | None = None
         """The other node, once the two have taken each other."""
 
@@ -146,6 +163,18 @@ class PrefillHandshake:
             return self._answer(content)
         self._conclude(content, self._decode_nonce)
         return None
+
+    def refusal(self, error: HandshakeRefused) -> JSONObject | None:
+        """What to send before the connection is closed; None where the other side knows.
+
+        The request that the connection was made for fails by it at once.
+        """
+        if self._over:
+            return None
+        grant = self._hello.grant
+        if self._decode_nonce is None:
+            return Refused(error.message, error.differences, grant).to_json()
+        return None if grant is None else to_json(Decline.of(grant, error.message))
 
     def _answer(self, content: JSONObject) -> JSONObject:
         if "type" not in content and "magic" in content:
@@ -166,13 +195,9 @@ class PrefillHandshake:
 
     def _conclude(self, content: JSONObject, decode_nonce: bytes) -> None:
         if _typed(content, Hello.TYPE, Refused.TYPE) == Refused.TYPE:
+            self._over = True
             refused = Refused.parse(Fields("REFUSED", content))
-            differences = tuple(difference.turned() for difference in refused.differences)
-            raise HandshakeRefused(
-                "the decode node refuses this prefill node:"
-                f" {describe(differences) or refused.reason}",
-                differences,
-            )
+            raise _refused(refused, "the decode node refuses this prefill node")
         peer = Hello.parse(Fields("HELLO", content))
         if self._key is not None:
             _check(self._key, peer, decode_nonce, self._hello.nonce, content)

@@ -11,24 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 from .errors import HandshakeRefused
-from .layout import LayoutDescription
+from .grant_id import GrantId
+from .layout import Difference, differences
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .fields import Fields
     from .frames import JSONObject
+    from .layout import Description
 
 __all__ = (
     "MAGIC",
     "NONCE_BYTES",
     "PROTOCOL",
     "Challenge",
-    "Difference",
     "Hello",
     "Refused",
     "Role",
-    "layout_mismatch",
     "mismatch",
 )
 
@@ -37,6 +35,10 @@ PROTOCOL: Final = 1
 NONCE_BYTES: Final = 32
 
 Role: TypeAlias = Literal["prefill", "decode"]
+
+_SAME_RELEASE: Final = "run the same release of tilert_stream on both nodes"
+_SAME_TRANSPORT: Final = "give both nodes the same --transport"
+_OTHER_ROLE: Final = "give the control port of a decode node"
 
 
 def _check_protocol(fields: Fields) -> None:
@@ -54,7 +56,7 @@ def _check_protocol(fields: Fields) -> None:
         raise HandshakeRefused(
             f"the peer speaks protocol {protocol}, this node {PROTOCOL};"
             " run the same release of tilert_stream on both",
-            (Difference("protocol", str(PROTOCOL), str(protocol), _FIXES["protocol"]),),
+            (Difference("protocol", str(PROTOCOL), str(protocol), _SAME_RELEASE),),
         )
 
 
@@ -101,28 +103,37 @@ class Hello:
     role: Role
     incarnation: str
     """New with every start of the process: a restarted node is another node."""
-    layout: LayoutDescription
+    layout: Description
+    """Of its KV caches: all that must be equal on both sides."""
+    max_seq_len: int
+    """Tokens that fit; on the decode node also the rows that a landing region has a layer."""
     transport: str
     """The transport's registered name: ``shm``, ``tcp``, ``nixl``."""
     card: bytes
     """What the other side's transport needs to connect; opaque here."""
     nonce: bytes
     """32 random bytes, new for every connection; the decode node's is its challenge's."""
+    grant: GrantId | None = None
+    """What prefill connects for: its request fails at once if the two nodes do not fit together."""
 
     def to_json(self) -> JSONObject:
         """The message as a JSON object, without a proof."""
-        return {
+        content: JSONObject = {
             "type": self.TYPE,
             "magic": MAGIC,
             "protocol": PROTOCOL,
             "node": self.node,
             "role": self.role,
             "incarnation": self.incarnation,
-            "layout": self.layout.to_json(),
+            "layout": dict(self.layout),
+            "max_seq_len": self.max_seq_len,
             "transport": self.transport,
             "card": base64.b64encode(self.card).decode(),
             "nonce": self.nonce.hex(),
         }
+        if self.grant is not None:
+            content["grant"] = self.grant.to_json()
+        return content
 
     @classmethod
     def parse(cls, fields: Fields) -> Hello:
@@ -139,59 +150,37 @@ class Hello:
             node=fields.text("node"),
             role=role,
             incarnation=fields.text("incarnation"),
-            layout=LayoutDescription.parse(fields.nested("layout")),
+            layout=fields.scalars("layout"),
+            max_seq_len=fields.integer("max_seq_len", least=1),
             transport=fields.text("transport"),
             card=fields.blob("card"),
             nonce=fields.hexadecimal("nonce", NONCE_BYTES),
+            grant=_grant(fields),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """One field in which two nodes do not fit, and what to change."""
-
-    field: str
-    ours: str
-    theirs: str
-    fix: str
-
-    def turned(self) -> Difference:
-        """The same as the other side sees it."""
-        return Difference(self.field, self.theirs, self.ours, self.fix)
-
-    def to_json(self) -> JSONObject:
-        """The object that stands in a REFUSED."""
-        return {"field": self.field, "ours": self.ours, "theirs": self.theirs, "fix": self.fix}
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Difference:
-        """Read one.
-
-        :raises MalformedMessage: a field is missing or wrong.
-        """
-        return cls(*(fields.prose(name) for name in ("field", "ours", "theirs", "fix")))
-
-    def __str__(self) -> str:
-        return f"{self.field}: ours is {self.ours}, theirs {self.theirs}; {self.fix}"
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
-    """The decode node's last word on a connection that it does not take."""
+    """The last word on a connection: the decode node's, or prefill's in place of its HELLO."""
 
     TYPE: ClassVar = "refused"
 
     reason: str
     differences: tuple[Difference, ...] = ()
     """As the one who sends this sees them."""
+    grant: GrantId | None = None
+    """As in a HELLO."""
 
     def to_json(self) -> JSONObject:
         """The message as a JSON object."""
-        return {
+        content: JSONObject = {
             "type": self.TYPE,
             "reason": self.reason,
             "differences": [difference.to_json() for difference in self.differences],
         }
+        if self.grant is not None:
+            content["grant"] = self.grant.to_json()
+        return content
 
     @classmethod
     def parse(cls, fields: Fields) -> Refused:
@@ -200,68 +189,22 @@ class Refused:
         :raises MalformedMessage: a field is missing or wrong.
         """
         found = tuple(Difference.parse(item) for item in fields.objects("differences"))
-        return cls(fields.prose("reason"), found)
+        return cls(fields.prose("reason"), found, _grant(fields))
 
 
-_FIXES: Final = {
-    "protocol": "run the same release of tilert_stream on both nodes",
-    "role": "give the control port of a decode node",
-    "transport": "give both nodes the same --transport",
-    "layout.kind": "serve the same model on both nodes (--model)",
-    "layout.version": "serve the same model on both nodes (--model)",
-    "layout.dtype": "give both nodes the same --kv-cache-dtype",
-    "layout.block_size": "give both nodes the same --block-size",
-    "layout.draft_layers": (
-        "give both nodes the draft layer or neither: --with-mtp on the decode node,"
-        ' --speculative-config {"method":"mtp","num_speculative_tokens":1} on prefill'
-    ),
-    "layout.layers": "serve the same model on both nodes (--model)",
-    "layout.sender_ranks": "set prefill's --tensor-parallel-size as the decode node expects it",
-    "layout.planes": "give both nodes the same --model and --kv-cache-dtype",
-}
+def _grant(fields: Fields) -> GrantId | None:
+    return GrantId.parse(fields.nested("grant")) if fields.has("grant") else None
 
 
 def mismatch(ours: Hello, theirs: Hello) -> tuple[Difference, ...]:
-    """Why the two cannot hand over to each other; empty if they can."""
-    roles = (Difference("role", ours.role, theirs.role, _FIXES["role"]),)
-    return (
-        *(roles if ours.role == theirs.role else ()),
-        *_differences({"transport": (ours.transport, theirs.transport)}),
-        *layout_mismatch(ours.layout, theirs.layout),
-    )
-
-
-def layout_mismatch(ours: LayoutDescription, theirs: LayoutDescription) -> tuple[Difference, ...]:
-    """Why a cache of the one cannot be taken for one of the other; empty if it can.
+    """Why the two cannot hand over to each other; empty if they can.
 
     ``max_seq_len`` is not compared: a prompt's own length is checked at its reservation, and
     again when its sender claims the grant.
     """
-    return _differences(
-        {
-            "layout.kind": (ours.kind, theirs.kind),
-            "layout.version": (ours.version, theirs.version),
-            "layout.dtype": (ours.dtype, theirs.dtype),
-            "layout.block_size": (ours.block_size, theirs.block_size),
-            "layout.layers": (ours.layers, theirs.layers),
-            "layout.draft_layers": (ours.draft_layers, theirs.draft_layers),
-            "layout.sender_ranks": (_ranks(ours), _ranks(theirs)),
-            "layout.planes": (_planes(ours), _planes(theirs)),
-        }
-    )
-
-
-def _differences(pairs: Mapping[str, tuple[str | int, str | int]]) -> tuple[Difference, ...]:
-    return tuple(
-        Difference(field, str(own), str(other), _FIXES[field])
-        for field, (own, other) in pairs.items()
-        if own != other
-    )
-
-
-def _ranks(layout: LayoutDescription) -> str:
-    return ", ".join(map(str, sorted(layout.sender_ranks)))
-
-
-def _planes(layout: LayoutDescription) -> str:
-    return "; ".join(map(str, layout.planes))
+    found = list(differences(ours.layout, theirs.layout))
+    if ours.transport != theirs.transport:
+        found.insert(0, Difference("transport", ours.transport, theirs.transport, _SAME_TRANSPORT))
+    if ours.role == theirs.role:
+        found.insert(0, Difference("role", ours.role, theirs.role, _OTHER_ROLE))
+    return tuple(found)

@@ -13,7 +13,9 @@ from .reservations import Reservations
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .errors import ControlError
     from .messages import Message
+    from .prompt import PromptIdentity
     from .regions import RegionPool
     from .reservation import Event, Granted
     from .reservations import ReservationSettings, ReservationStatistics
@@ -31,6 +33,8 @@ class Landing:
         """How many planes have landed, by rank, where the sender says so."""
         self.on_failed: Callable[[], None] = _nothing
         """Called once if it ends before it is taken, and not by ``release``."""
+        self.failure: ControlError | None = None
+        """Why it ended like that."""
         self.has_landed = False
         """Whether the whole cache has come."""
         self._reservations = reservations
@@ -40,6 +44,8 @@ class Landing:
         """Wait until the whole cache has landed. Always a checkpoint.
 
         :raises HandOffFailed: a prefill node gave it up, or this node released it.
+        :raises PromptMismatch: what a prefill node has belongs to another prompt.
+        :raises HandshakeRefused: the prefill node that came for it does not fit.
         :raises PeerLost: a prefill node has gone.
         :raises GrantGone: the lease ran out.
         """
@@ -83,6 +89,7 @@ class Landing:
                 self.has_landed = True
                 self._outcome.set(event)
             case Failed():
+                self.failure = event.error
                 self._outcome.fail(event.error)
                 self.on_failed()
 
@@ -116,15 +123,18 @@ class Landings:
         )
         self._landings: dict[int, Landing] = {}
 
-    def reserve(self, request: str, max_tokens: int) -> Landing:
+    def reserve(
+        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+    ) -> Landing:
         """Hold a landing region for ``request``.
 
         :param max_tokens: prompt and answer together.
+        :param prompt: the only one whose cache may land; None: any.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises RequestInUse: a live request has this id.
         :raises ~tilert_stream.errors.Busy: no region is free.
         """
-        granted = self.reservations.reserve(request, max_tokens)
+        granted = self.reservations.reserve(request, max_tokens, prompt)
         landing = Landing(granted, self.reservations)
         self._landings[granted.generation] = landing
         self._forget_ended()

@@ -1,102 +1,97 @@
-"""How a node's KV cache is laid out, in the terms in which two nodes compare theirs."""
+"""A KV layout as two nodes compare theirs, at a reservation and in the handshake: fields → faults.
+
+What the fields are is the layout's own business: whatever both sides give must be equal, and a
+field that one of them lacks is a difference, too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from .fields import Fields
     from .frames import JSONObject
 
-__all__ = ("LayoutDescription", "PlaneDescription")
+__all__ = ("Description", "Difference", "describe", "differences")
+
+Description: TypeAlias = Mapping[str, str | int | bool]
+"""As ``KVLayout.describe`` gives it. How many tokens fit is no part of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlaneDescription:
-    """One plane, as every layer has it: rows of ``row_tokens`` tokens, ``row_bytes`` bytes each.
+class Difference:
+    """One field in which two nodes do not fit, and what to change."""
 
-    ``("kv", 1, 528)`` is a latent with its scales, token by token; ``("ki", 64, 8448)`` are an
-    indexer's pages.
-    """
+    field: str
+    ours: str
+    theirs: str
+    fix: str
 
-    name: str
-    row_tokens: int
-    row_bytes: int
+    def turned(self) -> Difference:
+        """The same as the other side sees it."""
+        return Difference(self.field, self.theirs, self.ours, self.fix)
 
     def to_json(self) -> JSONObject:
-        """The object that stands in a HELLO."""
-        return {"name": self.name, "row_tokens": self.row_tokens, "row_bytes": self.row_bytes}
+        """The object that stands in a REFUSED."""
+        return {"field": self.field, "ours": self.ours, "theirs": self.theirs, "fix": self.fix}
 
     @classmethod
-    def parse(cls, fields: Fields) -> PlaneDescription:
+    def parse(cls, fields: Fields) -> Difference:
         """Read one.
 
         :raises MalformedMessage: a field is missing or wrong.
         """
-        return cls(
-            fields.text("name"),
-            fields.integer("row_tokens", least=1),
-            fields.integer("row_bytes", least=1),
-        )
+        return cls(*(fields.prose(name) for name in ("field", "ours", "theirs", "fix")))
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.row_bytes} B every {self.row_tokens} tokens"
+        return f"{self.field}: ours is {self.ours}, theirs {self.theirs}; {self.fix}"
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutDescription:
-    """All that must be the same on both sides, and ``max_seq_len``, which need not be."""
+_SAME_MODEL: Final = "serve the same model on both nodes (--model)"
+_FIXES: Final[Mapping[str, str]] = {
+    "kind": _SAME_MODEL,
+    "version": f"{_SAME_MODEL}, with the same release of tilert_stream",
+    "model": (
+        "serve the same model under the same name on both nodes (--model; on vLLM also the option"
+        " 'model' of kv_connector_extra_config)"
+    ),
+    "dtype": "give both nodes the same --dtype (--kv-cache-dtype for MLA models, and on vLLM)",
+    "block_size": "give both nodes the same --block-size",
+    "layers": _SAME_MODEL,
+    "draft_layers": (
+        "give both nodes the draft layer or neither: --with-mtp on the decode node,"
+        ' --speculative-config {"method":"mtp","num_speculative_tokens":1} on prefill'
+    ),
+    "kv_heads": _SAME_MODEL,
+    "head_dim": _SAME_MODEL,
+    "senders": (
+        "give the decode node as --senders the number of prefill's ranks that send:"
+        " --tensor-parallel-size, or the model's key/value heads if they are fewer"
+    ),
+}
 
-    kind: str
-    """``mla_nsa``, ``gqa``."""
-    version: int
-    """TileRT's numbering for ``mla_nsa``."""
-    dtype: str
-    """Of the cache's values: ``fp8_ds_mla``, ``bfloat16``."""
-    block_size: int
-    """Tokens in a block of prefill's paged cache."""
-    layers: int
-    """Cache layers, the draft's included."""
-    draft_layers: int
-    """How many of them belong to the multi-token-prediction draft."""
-    max_seq_len: int
-    """Tokens that fit; on the decode node also the rows that a landing region has a layer."""
-    sender_ranks: tuple[int, ...]
-    """The tensor-parallel ranks of prefill that send; a hand-off is complete with the last."""
-    planes: tuple[PlaneDescription, ...]
 
-    def to_json(self) -> JSONObject:
-        """The object that stands in a HELLO."""
-        return {
-            "kind": self.kind,
-            "version": self.version,
-            "dtype": self.dtype,
-            "block_size": self.block_size,
-            "layers": self.layers,
-            "draft_layers": self.draft_layers,
-            "max_seq_len": self.max_seq_len,
-            "sender_ranks": list(self.sender_ranks),
-            "planes": [plane.to_json() for plane in self.planes],
-        }
+def differences(ours: Description, theirs: Description) -> tuple[Difference, ...]:
+    """Why a cache of the one cannot be taken for one of the other; empty if it can."""
+    return tuple(
+        Difference(field, _shown(ours, field), _shown(theirs, field), _fix(field))
+        for field in {**ours, **theirs}
+        # True equals 1, and is another value all the same.
+        if ours.get(field) != theirs.get(field)
+        or type(ours.get(field)) is not type(theirs.get(field))
+    )
 
-    @classmethod
-    def parse(cls, fields: Fields) -> LayoutDescription:
-        """Read one.
 
-        :raises MalformedMessage: a field is missing or wrong.
-        """
-        ranks = fields.integers("sender_ranks")
-        if not ranks or len(set(ranks)) != len(ranks):
-            fields.refuse("sender_ranks", "at least one rank, none twice,")
-        return cls(
-            kind=fields.text("kind"),
-            version=fields.integer("version"),
-            dtype=fields.text("dtype"),
-            block_size=fields.integer("block_size", least=1),
-            layers=fields.integer("layers", least=1),
-            draft_layers=fields.integer("draft_layers"),
-            max_seq_len=fields.integer("max_seq_len", least=1),
-            sender_ranks=ranks,
-            planes=tuple(PlaneDescription.parse(plane) for plane in fields.objects("planes")),
-        )
+def describe(found: tuple[Difference, ...]) -> str:
+    """All of them as one sentence."""
+    return "; ".join(map(str, found))
+
+
+def _shown(fields: Description, field: str) -> str:
+    return str(fields.get(field, "not given"))
+
+
+def _fix(field: str) -> str:
+    return _FIXES.get(field, _SAME_MODEL)

@@ -4,6 +4,7 @@
 message       from                says
 ============  ==================  =================================================================
 ``Claim``     prefill             I am about to write for this grant.
+``Decline``   prefill             Nothing will come for this grant.
 ``Grant``     decode              Write here; until this lease runs out.
 ``Progress``  prefill, optional   So many planes have landed.
 ``Commit``    prefill, last word  All has landed, and nothing more comes.
@@ -20,8 +21,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
+from .decline import Decline
 from .errors import MalformedMessage
 from .fields import Fields, shown
+from .grant_id import GrantId
+from .prompt import PromptIdentity
 
 if TYPE_CHECKING:
     from .frames import JSONObject
@@ -30,6 +34,7 @@ __all__ = (
     "Abort",
     "Claim",
     "Commit",
+    "Decline",
     "Grant",
     "Message",
     "Ping",
@@ -41,6 +46,7 @@ __all__ = (
 )
 
 _CRC32: Final = 2**32 - 1
+_DIGEST_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,19 @@ class Claim:
     nbytes: int
     """That this rank will write."""
     last_token: int
-    """The prompt's last token id: the decode node can tell another prompt's cache by it."""
+    """The prompt's last token id."""
+    digest: str | None = None
+    """Of the prompt's ids, as ``PromptIdentity``; None: a dialect that does not tell it."""
+
+    @property
+    def grant(self) -> GrantId:
+        """Which one."""
+        return GrantId(self.request, self.incarnation, self.generation)
+
+    @property
+    def prompt(self) -> PromptIdentity:
+        """What the decode node compares: another prompt's cache is never let in."""
+        return PromptIdentity(self.tokens, self.last_token, self.digest)
 
     @classmethod
     def parse(cls, fields: Fields) -> Claim:
@@ -76,6 +94,9 @@ class Claim:
             tokens=fields.integer("tokens", least=1),
             nbytes=fields.integer("nbytes", least=1),
             last_token=fields.integer("last_token"),
+            digest=(
+                fields.hexadecimal("digest", _DIGEST_BYTES).hex() if fields.has("digest") else None
+            ),
         )
 
 
@@ -170,6 +191,8 @@ class Abort:
     generation: int
     reason: str
     settled: bool = True
+    unwanted: bool = False
+    """Nothing has failed: nobody waits for this KV cache any more."""
 
     @classmethod
     def parse(cls, fields: Fields) -> Abort:
@@ -178,7 +201,10 @@ class Abort:
         :raises MalformedMessage: a field is missing or wrong.
         """
         return cls(
-            fields.integer("generation", least=1), fields.prose("reason"), fields.flag("settled")
+            fields.integer("generation", least=1),
+            fields.prose("reason"),
+            fields.flag("settled"),
+            unwanted=fields.flag("unwanted") if fields.has("unwanted") else False,
         )
 
 
@@ -233,10 +259,11 @@ class Pong:
         return cls(fields.integer("number"))
 
 
-Message: TypeAlias = Claim | Grant | Progress | Commit | Abort | Released | Ping | Pong
+Message: TypeAlias = Claim | Decline | Grant | Progress | Commit | Abort | Released | Ping | Pong
 
 _TYPES: Final[dict[str, type[Message]]] = {
-    kind.TYPE: kind for kind in (Claim, Grant, Progress, Commit, Abort, Released, Ping, Pong)
+    kind.TYPE: kind
+    for kind in (Claim, Decline, Grant, Progress, Commit, Abort, Released, Ping, Pong)
 }
 
 

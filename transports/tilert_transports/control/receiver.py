@@ -6,16 +6,18 @@ The decode node's side of the hand-off, without I/O; the rules are in ``reservat
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .errors import HandOffFailed, OutOfOrder, PeerLost
-from .messages import Abort, Claim, Commit, Grant, Ping, Pong, Progress, Released
+from .errors import HandOffFailed, OutOfOrder, PeerLost, PromptMismatch
+from .messages import Abort, Claim, Commit, Decline, Grant, Ping, Pong, Progress, Released
 from .reservation import Progressed, State, Writer, WriterState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .errors import ControlError
+    from .grant_id import GrantId
     from .messages import Message
     from .reservation import Reservation
     from .reservations import Reservations
@@ -81,15 +83,6 @@ class Receiver:
                     held, PeerLost(f"prefill node {name} has gone before its KV cache had landed")
                 )
 
-    def settle(self, peer: int) -> None:
-        """The transport says that nothing which this peer began can land any more.
-
-        For a peer whose connection has ended, or whose hand-offs were aborted.
-        """
-        for held, writer in self._reservations.written_by(peer):
-            if held.state is State.QUARANTINED:
-                self._reservations.stopped(held, writer)
-
     def receive(self, peer: int, message: Message) -> None:
         """Take one message.
 
@@ -98,6 +91,8 @@ class Receiver:
         match message:
             case Claim():
                 self._claim(peer, message)
+            case Decline():
+                self._decline(peer, message)
             case Progress() | Commit() | Abort() | Released():
                 found = self._reservations.writer(message.generation, peer)
                 if found is None:
@@ -123,29 +118,56 @@ class Receiver:
             message.generation,
         )
 
+    def turn_away(self, grant: GrantId, error: ControlError) -> bool:
+        """Fail the request that a prefill node came for, and that it will bring nothing for.
+
+        False: nobody waits for one of that name, or its cache has landed already.
+        """
+        held = self._waiting(grant)
+        if held is not None and held.state in (State.RESERVED, State.WRITING):
+            self._reservations.fail(held, error)
+            return True
+        return False
+
+    def identify(self, peer: int, generation: int, tokens: int, last_token: int) -> None:
+        """Learn whose prompt it is, where a claim had to be made before that was known."""
+        found = self._reservations.writer(generation, peer)
+        if found is not None:
+            _, writer = found
+            writer.claim = replace(writer.claim, tokens=tokens, last_token=last_token)
+
+    def _decline(self, peer: int, decline: Decline) -> None:
+        fault = f"prefill node {self._names[peer]} gave up: {decline.reason}"
+        if self.turn_away(decline.grant, HandOffFailed(fault)):
+            self.statistics.aborted += 1
+        else:
+            self.statistics.stale += 1
+
+    def _waiting(self, grant: GrantId) -> Reservation | None:
+        held = self._reservations.living(grant.generation)
+        named = (self._reservations.incarnation, held.request if held is not None else None)
+        return held if named == (grant.incarnation, grant.request) else None
+
     # --- a claim -----------------------------------------------------------------------------
 
     def _claim(self, peer: int, claim: Claim) -> None:
         if self._reservations.writer(claim.generation, peer) is not None:
             raise OutOfOrder(f"{self._names[peer]} claims generation {claim.generation} again")
-        held = self._reservations.living(claim.generation)
-        if (
-            held is None
-            or claim.incarnation != self._reservations.incarnation
-            or claim.request != held.request
-        ):
+        held = self._waiting(claim.grant)
+        if held is None:
             self.statistics.stale += 1
-            self._refuse(peer, claim, "the grant has expired, was released, or is another's")
+            gone = "the grant has expired, was released, or is another's"
+            self._refuse(peer, claim, gone, unwanted=True)
             return
         fault = self._rank_fault(held, claim)
         if fault is not None:
             self._refuse(peer, claim, fault)
             return
-        fault = self._size_fault(held, claim)
-        if fault is not None:
-            # It is the right sender, and a second try would not be shorter.
-            self._refuse(peer, claim, fault)
-            self._reservations.fail(held, HandOffFailed(fault))
+        error = _prompt_fault(held, claim) or _size_fault(held, claim)
+        if error is not None:
+            # It is the right sender, and a second try would bring nothing else.
+            self._refuse(peer, claim, error.message)
+            self._reservations.fail(held, error)
             return
         held.writers[claim.rank] = Writer(peer, claim)
         held.state = State.WRITING
@@ -163,9 +185,10 @@ class Receiver:
             ),
         )
 
-    def _refuse(self, peer: int, claim: Claim, reason: str) -> None:
+    def _refuse(self, peer: int, claim: Claim, reason: str, *, unwanted: bool = False) -> None:
         self.statistics.refused += 1
-        logger.warning(
+        logger.log(
+            logging.INFO if unwanted else logging.WARNING,
             "claim of %s on request %s (generation %d, rank %d) refused: %s",
             self._names[peer],
             claim.request,
@@ -173,7 +196,7 @@ class Receiver:
             claim.rank,
             reason,
         )
-        self._send(peer, Abort(claim.generation, reason))
+        self._send(peer, Abort(claim.generation, reason, unwanted=unwanted))
 
     def _rank_fault(self, held: Reservation, claim: Claim) -> str | None:
         if claim.rank not in self._ranks:
@@ -182,20 +205,6 @@ class Receiver:
         other = held.writers.get(claim.rank)
         if other is not None:
             return f"rank {claim.rank} of this grant was claimed by another connection"
-        return None
-
-    def _size_fault(self, held: Reservation, claim: Claim) -> str | None:
-        if claim.tokens > held.max_tokens:
-            return f"the prompt has {claim.tokens} tokens; {held.max_tokens} are reserved"
-        if claim.nbytes > held.region.nbytes:
-            return f"the KV cache has {claim.nbytes} bytes; the region {held.region.nbytes}"
-        for other in held.writers.values():
-            if (claim.tokens, claim.last_token) != (other.claim.tokens, other.claim.last_token):
-                return (
-                    f"rank {claim.rank} sends a prompt of {claim.tokens} tokens that ends in"
-                    f" {claim.last_token}, rank {other.claim.rank} one of {other.claim.tokens}"
-                    f" that ends in {other.claim.last_token}"
-                )
         return None
 
     # --- what follows a claim ----------------------------------------------------------------
@@ -256,3 +265,29 @@ class Receiver:
                 held.state = State.LANDED
                 self._reservations.prolong(held)
                 self._reservations.tell(held.landed())
+
+
+def _size_fault(held: Reservation, claim: Claim) -> HandOffFailed | None:
+    if claim.tokens > held.max_tokens:
+        return HandOffFailed(
+            f"the prompt has {claim.tokens} tokens; {held.max_tokens} are reserved"
+        )
+    if claim.nbytes > held.region.nbytes:
+        return HandOffFailed(
+            f"the KV cache has {claim.nbytes} bytes; the region {held.region.nbytes}"
+        )
+    return None
+
+
+def _prompt_fault(held: Reservation, claim: Claim) -> PromptMismatch | None:
+    if held.prompt is not None and claim.prompt != held.prompt:
+        return PromptMismatch(
+            f"prefill has the KV cache of {claim.prompt}; request {held.request} is {held.prompt}"
+        )
+    for other in held.writers.values():
+        if claim.prompt != other.claim.prompt:
+            return PromptMismatch(
+                f"rank {claim.rank} sends the KV cache of {claim.prompt}, rank {other.claim.rank}"
+                f" that of {other.claim.prompt}"
+            )
+    return None

@@ -9,8 +9,9 @@ Rules:
 
 1. A reservation ends once. Who holds it is told so, unless it ended it.
 2. It is quarantined if, at its end, a writer has neither committed nor said that it stopped.
-3. A writer has stopped when it said so (``COMMIT``, ``ABORT`` that is settled, ``RELEASED``), when
-   the transport says so, or when it has been gone for so long that nothing of it can be on its way.
+3. A writer has stopped when it said so (``COMMIT``, ``ABORT`` that is settled, ``RELEASED``), or
+   when it has been gone for so long that nothing of it can be on its way. That its transport's
+   connection has ended proves nothing: a writer that lives connects again.
    A writer that is there and says nothing is never taken for stopped.
 4. Landed is not taken: the cache of one grant is used once.
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from .errors import ControlError
     from .messages import Claim
+    from .prompt import PromptIdentity
     from .regions import LandingRegion
 
 __all__ = (
@@ -93,6 +95,8 @@ class Reservation:
     """When its lease runs out."""
     dies_at: float
     """However often it is renewed, it never lives longer."""
+    prompt: PromptIdentity | None = None
+    """The request's, where its router has told it: no other one's cache is let in."""
     state: State = State.RESERVED
     claimed: bool = False
     """Its request has come, and sees to its end."""

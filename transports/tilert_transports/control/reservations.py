@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .errors import ControlError
     from .messages import Message
+    from .prompt import PromptIdentity
     from .regions import RegionPool
     from .reservation import Event, Landed, Writer
 
@@ -92,10 +93,13 @@ class Reservations:
         """The size of each landing region."""
         return self._pool.nbytes
 
-    def reserve(self, request: str, max_tokens: int) -> Granted:
+    def reserve(
+        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+    ) -> Granted:
         """Hold a landing region for ``request``.
 
         :param max_tokens: prompt and answer together.
+        :param prompt: the only one whose cache may land; None: any.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises RequestInUse: a live request has this id.
         :raises ~tilert_stream.errors.Busy: no region is free.
@@ -123,6 +127,7 @@ class Reservations:
             max_tokens=max_tokens,
             deadline=now + self.settings.ttl,
             dies_at=now + self.settings.max_lifetime,
+            prompt=prompt,
         )
         self._sooner()
         return Granted(request, self.incarnation, self._generation, region, self.settings.ttl)
@@ -171,7 +176,7 @@ class Reservations:
         """
         held = self.living(generation)
         if held is not None:
-            self._end(held, reason)
+            self._end(held, Abort(generation, reason, unwanted=True))
 
     @property
     def next_deadline(self) -> float | None:
@@ -245,10 +250,10 @@ class Reservations:
 
     def fail(self, held: Reservation, error: ControlError) -> None:
         """End a reservation, and tell its holder why."""
-        self._end(held, error.message)
+        self._end(held, Abort(held.generation, error.message))
         self.tell(Failed(held.generation, held.request, error))
 
-    def _end(self, held: Reservation, reason: str) -> None:
+    def _end(self, held: Reservation, word: Abort) -> None:
         if not held.may_be_written:
             self._forget(held)
             return
@@ -256,7 +261,7 @@ class Reservations:
         self._pool.quarantine(held.region)
         for writer in held.writers.values():
             if writer.state is WriterState.WRITING:
-                self._send(writer.peer, Abort(held.generation, reason))
+                self._send(writer.peer, word)
 
     def _forget(self, held: Reservation) -> None:
         held.state = State.ENDED

@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from .errors import HandOffFailed, OutOfOrder, PeerLost
-from .messages import Abort, Claim, Commit, Grant, Ping, Pong, Progress, Released
+from .errors import GrantGone, HandOffFailed, OutOfOrder, PeerLost
+from .messages import Abort, Claim, Commit, Decline, Grant, Ping, Pong, Progress, Released
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .errors import ControlError
+    from .grant_id import GrantId
     from .messages import Message
 
 __all__ = ("HandOff", "HandOffState", "Sender")
@@ -107,6 +108,10 @@ class Sender:
         self._send(claim)
         return hand_off
 
+    def decline(self, grant: GrantId, reason: str) -> None:
+        """Say that nothing will come for ``grant``, which has not been claimed."""
+        self._send(Decline.of(grant, reason))
+
     def progress(self, hand_off: HandOff, planes: int) -> None:
         """Say that the first ``planes`` planes have landed.
 
@@ -169,7 +174,7 @@ class Sender:
                 self._send(Pong(message.number))
             case Pong():
                 self._renewed(message)
-            case Claim() | Progress() | Commit():
+            case Claim() | Decline() | Progress() | Commit():
                 raise OutOfOrder(f"{self._node} sends a {message.TYPE.upper()}; only prefill does")
 
     def disconnect(self) -> None:
@@ -235,7 +240,8 @@ class Sender:
         hand_off = self._open.get(abort.generation)
         if hand_off is None or hand_off.state is HandOffState.STOPPING:
             return
-        hand_off.error = HandOffFailed(f"decode node {self._node} gave up: {abort.reason}")
+        kind = GrantGone if abort.unwanted else HandOffFailed
+        hand_off.error = kind(f"decode node {self._node} gave up: {abort.reason}")
         if hand_off.state is HandOffState.WRITING:
             self._move(hand_off, HandOffState.STOPPING)
         else:

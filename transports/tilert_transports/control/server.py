@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .hello import Hello
     from .link import Post
     from .messages import Message
+    from .prompt import PromptIdentity
     from .regions import RegionPool
     from .reservations import ReservationSettings
 
@@ -49,8 +50,9 @@ def warn_if_open(listeners: Iterable[socket.socket], key: ClusterKey | None) -> 
 class ControlServer:
     """Made in the event loop that serves it.
 
-    :param hello: this node's description; its layout says who sends and how much fits.
+    :param hello: this node's description.
     :param pool: where KV caches land.
+    :param sender_ranks: the ranks of prefill that send; a cache has landed with the last of them.
     :param key: the cluster's; None takes everybody in.
     """
 
@@ -59,6 +61,7 @@ class ControlServer:
         hello: Hello,
         pool: RegionPool,
         *,
+        sender_ranks: Iterable[int] = (0,),
         key: ClusterKey | None = None,
         settings: ControlSettings | None = None,
         reservation_settings: ReservationSettings | None = None,
@@ -71,13 +74,13 @@ class ControlServer:
         self.landings = Landings(
             pool,
             incarnation=hello.incarnation,
-            max_seq_len=hello.layout.max_seq_len,
+            max_seq_len=hello.max_seq_len,
             send=self._send,
             clock=anyio.current_time,
             sooner=self._expiry.sooner,
             settings=reservation_settings,
         )
-        self.receiver = Receiver(self.landings.reservations, hello.layout.sender_ranks, self._send)
+        self.receiver = Receiver(self.landings.reservations, sender_ranks, self._send)
         self._connections = DialogueServer(self._make, self._settings)
 
     @property
@@ -85,9 +88,11 @@ class ControlServer:
         """Open now."""
         return self._connections.connections
 
-    def reserve(self, request: str, max_tokens: int) -> Landing:
+    def reserve(
+        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+    ) -> Landing:
         """Hold a landing region for ``request``; see ``Landings.reserve``."""
-        return self.landings.reserve(request, max_tokens)
+        return self.landings.reserve(request, max_tokens, prompt)
 
     async def serve(
         self,

@@ -87,6 +87,8 @@ class DecodeSession:
             answer = self._handshake.receive(content)
         except HandshakeRefused as error:
             self._post(encode_frame(self._handshake.refusal(error)))
+            if self._handshake.grant is not None:
+                self._receiver.turn_away(self._handshake.grant, error)
             raise
         self._post(encode_frame(answer))
         self._reader.max_bytes = MAX_FRAME_BYTES
@@ -186,7 +188,13 @@ class PrefillSession:
                 self._sender.receive(parse_message(content))
 
     def _open(self, content: JSONObject) -> None:
-        answer = self._handshake.receive(content)
+        try:
+            answer = self._handshake.receive(content)
+        except HandshakeRefused as error:
+            last = self._handshake.refusal(error)
+            if last is not None:
+                self._post(encode_frame(last))
+            raise
         if answer is not None:
             self._post(encode_frame(answer))
         peer = self._handshake.peer

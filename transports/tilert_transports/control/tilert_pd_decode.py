@@ -136,8 +136,9 @@ class TilertInbox:
             self.receiver.disconnect(number)
             del self._sessions[number]
 
-    def announce(self, generation: int, request: TilertRequest) -> None:
+    def announce(self, number: int, generation: int, request: TilertRequest) -> None:
         """Learn which request a generation is for; an earlier attempt at it is given up."""
+        self.receiver.identify(number, generation, request.seq_len, request.last_prompt_token)
         earlier = self._latest.get(request.rid)
         self._requests[generation] = request
         self._latest[request.rid] = generation
@@ -250,7 +251,7 @@ class TilertSession:
         assert generation is not None  # noqa: S101 - a connection without one is over
         request = TilertRequest.parse(content)
         self._request = request
-        self._inbox.announce(generation, request)
+        self._inbox.announce(self._number, generation, request)
         if request.seq_len > self._inbox.max_seq_len:
             self._inbox.refuse(generation, HandOffFailed("seq_len exceeds max_seq_len"))
         elif request.rank != SENDER_RANK:

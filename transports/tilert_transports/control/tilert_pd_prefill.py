@@ -10,7 +10,7 @@ from tilert_stream.errors import Busy, TilertStreamError
 
 from .errors import HandOffFailed, HandshakeRefused, OutOfOrder, PeerLost
 from .frames import FrameReader
-from .hello import Difference
+from .layout import Difference, describe
 from .tilert_pd import TilertDone, TilertHello, encode, explain_version, refusal_of
 
 if TYPE_CHECKING:
@@ -117,9 +117,8 @@ class TilertSender:
                 )
             )
         if found:
-            sentences = "; ".join(map(str, found))
             raise HandshakeRefused(
-                f"the TileRT decode node does not fit: {sentences}", tuple(found)
+                f"the TileRT decode node does not fit: {describe(tuple(found))}", tuple(found)
             )
         if hello.busy:
             # Advisory for TileRT's own sender, which then writes into the other's KV cache.

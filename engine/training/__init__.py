@@ -1,0 +1,1 @@
+"""How the models that are shipped were trained."""

@@ -1,0 +1,87 @@
+"""The head of an answer: an ASGI message in, bytes out.
+
+h11 writes the status line and the fields of the framing, and keeps its state by them; it checks
+every field four times on the way. What describes a stream is plain, and checked here at once; what
+is not (a length, a connection's fate, any unusual byte) is left to h11 altogether.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import h11
+
+from .framing import choose_framing
+from .refusal import REASONS, http_date
+
+if TYPE_CHECKING:
+    from starlette.types import Message
+
+    from .framing import Framing
+
+__all__ = ("AnswerHead",)
+
+Fields = list[tuple[bytes, bytes]]
+
+_PLAIN: Final = re.compile(
+    rb"(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+: [!-~](?:[\t -~]*[!-~])?\r\n)*"  # RFC 9110, 5.1 and 5.5
+)
+_OF_THE_CONNECTION: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+
+
+class AnswerHead:
+    """What an app has said of its answer.
+
+    :param message: ``http.response.start``.
+    :raises h11.LocalProtocolError: a field or the status is invalid.
+    """
+
+    __slots__ = ("_fields", "_names", "_plain", "_response", "status")
+
+    def __init__(self, message: Message) -> None:
+        self.status: int = message["status"]
+        fields: Fields = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        names = {name.lower() for name, _ in fields}
+        if b"date" not in names:
+            fields.append((b"date", http_date()))
+        self._fields = fields
+        self._names = names
+        self._plain = b"".join([b"%b: %b\r\n" % field for field in fields])
+        if (
+            names & _OF_THE_CONNECTION
+            or not _PLAIN.fullmatch(self._plain)
+            # A value with a line end in it would pass for two fields.
+            or self._plain.count(b"\r\n") != len(fields)
+        ):
+            self._plain = b""
+        self._response = _response(self.status, [] if self._plain else fields)
+
+    @property
+    def request_id(self) -> str | None:
+        """The answer's ``x-request-id``."""
+        for name, value in self._fields:
+            if name.lower() == b"x-request-id":
+                return value.decode("latin-1")
+        return None
+
+    def framing(self, *, bodiless: bool, chunks_allowed: bool) -> Framing:
+        """See ``choose_framing``."""
+        return choose_framing(
+            self.status, self._names, bodiless=bodiless, chunks_allowed=chunks_allowed
+        )
+
+    def render(self, conn: h11.Connection, *, close: bool) -> bytes:
+        """Its bytes; ``conn`` has sent it then.
+
+        :param close: announce that the connection ends with this answer.
+        """
+        if close:
+            kept = [field for field in self._fields if field[0].lower() != b"connection"]
+            return conn.send(_response(self.status, [*kept, (b"connection", b"close")]))
+        head = conn.send(self._response)
+        return head[:-2] + self._plain + b"\r\n" if self._plain else head
+
+
+def _response(status: int, fields: Fields) -> h11.Response:
+    return h11.Response(status_code=status, headers=fields, reason=REASONS.get(status, b""))
