@@ -32,7 +32,7 @@ from .auth import KeyRing
 from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_answer
 from .request_body import parse_body, read_body
 from .request_headers import client_request_id, wants_timing
-from .request_id import id_header, name_request
+from .request_id import answer_id, id_header, name_request
 from .response import EVENT_STREAM, JSON, StreamResponse
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ class App:
     def _generate(self, parse: Parse) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             headers = scope["headers"]
-            record = RequestRecord(endpoint=scope["path"], client_id=client_request_id(headers))
+            record = RequestRecord(
+                answer_id(scope), endpoint=scope["path"], client_id=client_request_id(headers)
+            )
             with self.service.observers.refusals(record):
                 self._keys.check(headers)
                 body = await read_body(scope, receive, self._max_body_bytes)
