@@ -1,4 +1,4 @@
-"""What a request asks of the engine has its effect, in one process and divided, streamed and not."""
+"""What a request asks of the engine has effect, in one process and divided, streamed and not."""
 
 from __future__ import annotations
 

@@ -60,6 +60,8 @@ OTHER: dict[str, tuple[str, Any]] = {
     "done_after_error": ("true", True),
     "log_level": ("debug", "debug"),
     "access_log": ("false", False),
+    "request_log": ("requests.jsonl", "requests.jsonl"),
+    "metrics_aliases": ("vllm", "vllm"),
     "stages": (
         "shop.moderation:Moderate@after=detokenize",
         (StagePlacement("shop.moderation:Moderate", "after", "detokenize"),),

@@ -35,7 +35,7 @@ from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_ans
 from .fan_out import open_all, requests_of
 from .request_body import check_grammar, parse_body, read_body
 from .request_headers import client_request_id, wants_timing
-from .request_id import id_header, name_request
+from .request_id import answer_id, id_header, name_request
 from .response import EVENT_STREAM, JSON, StreamResponse
 
 if TYPE_CHECKING:
@@ -137,12 +137,14 @@ class App:
     def _generate(self, parse: Parse) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             headers = scope["headers"]
-            record = RequestRecord(endpoint=scope["path"], client_id=client_request_id(headers))
+            record = RequestRecord(
+                answer_id(scope), endpoint=scope["path"], client_id=client_request_id(headers)
+            )
             with self.service.observers.refusals(record):
                 self._keys.check(headers)
                 body = await read_body(scope, receive, self._max_body_bytes)
                 request, envelope = await parse_body(parse, body, self.card)
-                name_request(scope, record.client_id or request.id)
+                name_request(scope, request.id)
                 record.model, record.stream = envelope.model, envelope.stream
                 await check_grammar(request, self.card.check_grammar)
                 opened = self._open(request, envelope, record, timing=wants_timing(headers))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
 from ..openai.encoding import dumps
 from ..openai.objects import model_list
-from .request_id import id_header
+from .request_id import answer_id, id_header
 from .response import ErrorResponse, JSONBody
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Endpoint:
         except TilertStreamError as error:
             if started:
                 raise
-            headers = (*self._allow(error), *id_header())
+            headers = (*self._allow(error), *id_header(answer_id(scope)))
             await ErrorResponse(error, headers)(scope, receive, send)
 
     def _handler(self, method: str) -> Handler:
@@ -106,7 +106,7 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
         return
     error = NotFound(f"no such path: {_cut(scope['path'])}")
-    await ErrorResponse(error, id_header())(scope, receive, send)
+    await ErrorResponse(error, id_header(answer_id(scope)))(scope, receive, send)
 
 
 def _cut(given: str) -> str:

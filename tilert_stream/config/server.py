@@ -153,12 +153,12 @@ class LogOptions(Options):
     request_log: Annotated[
         str | None,
         Option(
-            "Log",
+            "Telemetry",
             "File that a JSON line of each request is appended to, with its timeline; - is stdout.",
             default="none",
         ),
     ] = None
     metrics_aliases: Annotated[
         Literal["none", "vllm"],
-        Option("Log", "Whose names /metrics has beside its own."),
+        Option("Telemetry", "Whose names /metrics has beside its own."),
     ] = "none"

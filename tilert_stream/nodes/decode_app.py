@@ -32,6 +32,7 @@ from tilert_stream.asgi.endpoint import (
     ready_answer,
 )
 from tilert_stream.asgi.request_body import check_grammar, read_body
+from tilert_stream.asgi.request_id import answer_id
 from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
 from tilert_stream.errors import Cancelled, NotFound, TilertStreamError
 from tilert_stream.openai.encoding import dumps
@@ -179,7 +180,7 @@ class DecodeApp:
         await JSONBody(dumps({"rid": asked.rid, "ttl": ttl}))(scope, receive, send)
 
     async def _decode(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        record = RequestRecord(endpoint=scope["path"])
+        record = RequestRecord(answer_id(scope), endpoint=scope["path"])
         with self.service.observers.refusals(record):
             asked = read(DecodeBody, body)
             order = to_order(asked, self._eos_ids)

@@ -20,6 +20,7 @@ from tilert_stream.asgi.endpoint import (
     ready_answer,
 )
 from tilert_stream.asgi.request_body import check_grammar, parse_body, read_body
+from tilert_stream.asgi.request_id import answer_id
 from tilert_stream.asgi.response import JSON, StreamResponse
 from tilert_stream.openai.encoding import dumps
 from tilert_stream.openai.logprobs import chat_logprobs, completion_logprobs
@@ -103,7 +104,7 @@ class PrefillApp:
 
     def _prefill(self, kind: EndpointKind) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            record = RequestRecord(endpoint=scope["path"], stream=False)
+            record = RequestRecord(answer_id(scope), endpoint=scope["path"], stream=False)
             with self.service.observers.refusals(record):
                 self._keys.check(scope["headers"])
                 body = await read_body(scope, receive, self._max_body_bytes)

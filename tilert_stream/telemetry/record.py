@@ -63,6 +63,8 @@ class Tally:
 class RequestRecord:
     """One request, as metrics and log lines tell of it."""
 
+    refused_as: str | None = None
+    """The id that its answer has if it is refused, before it has one of its own."""
     endpoint: str | None = None
     """The path that it came by; None without HTTP."""
     model: str | None = None

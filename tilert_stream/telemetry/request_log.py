@@ -8,8 +8,10 @@ give a file.
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ..errors import Cancelled, ConfigError
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ("RequestLog", "open_request_log")
 
 STDOUT: Final = "-"
+APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 def _now() -> datetime:
@@ -67,7 +70,7 @@ class RequestLog:
 
     def refused(self, record: RequestRecord, error: TilertStreamError) -> None:
         """Write the line of a request that never began; it has no timeline."""
-        self._write(dumps(self._head(None, record, error)) + b"\n")
+        self._write(dumps(self._head(record.refused_as, record, error)) + b"\n")
 
     def _head(
         self, request_id: str | None, record: RequestRecord | None, error: TilertStreamError | None
@@ -103,14 +106,12 @@ def open_request_log(path: str) -> RequestLog:
     :raises ~tilert_stream.errors.ConfigError: it cannot be written.
     """
     try:
-        if path == STDOUT:
-            file = open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115 - lives as long as the process
-        else:
-            file = open(path, "ab", buffering=0)  # noqa: SIM115 - as above
+        # No file object: the descriptor stays open for as long as the process lives.
+        descriptor = sys.stdout.fileno() if path == STDOUT else os.open(path, APPEND, 0o644)
     except OSError as error:
         raise ConfigError(
             f"request_log is {path!r}: {error.strerror or error}. Give a file that can be written,"
             " or - for stdout.",
             param="request_log",
         ) from error
-    return RequestLog(file.write)
+    return RequestLog(partial(os.write, descriptor))

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 __all__ = ("Telemetry",)
 
 
+def _installed() -> bool:
+    return find_spec("prometheus_client") is not None
+
+
+if _installed():
+    # Now, and not at the first scrape: an import would keep every stream waiting.
+    import_module("tilert_stream.telemetry.exposition")
+
+
 class Telemetry:
     """Made once a process, for one app.
 
@@ -45,10 +54,7 @@ class Telemetry:
         self._log = log
         self._vllm = vllm
         self._worker = worker
-        self._installed = find_spec("prometheus_client") is not None
-        if self._installed:
-            # Now, and not at the first scrape: an import would keep every stream waiting.
-            import_module("tilert_stream.telemetry.exposition")
+        self._installed = _installed()
 
     def watch(self, service: Service[Any]) -> None:
         """Be told of ``service``'s requests."""
