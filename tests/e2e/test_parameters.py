@@ -228,7 +228,7 @@ async def test_pd_18_the_answer_keeps_to_a_schema(
     form = {"type": "json_schema", "json_schema": {"name": "river", "schema": SCHEMA}}
     async with sides.serving(side, monkeypatch) as app:
         for seed in range(4):
-            fields = {"response_format": form, "temperature": 1.5, "seed": seed, "max_tokens": 120}
+            fields = {"response_format": form, "temperature": 1.0, "seed": seed, "max_tokens": 150}
             told = await tell(app, fields | {"logprobs": True}, stream=stream)
             assert told.status == 200, told.error
             assert told.only.finish_reason == "stop"

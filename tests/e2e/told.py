@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,11 +14,12 @@ from tests.pd.cluster import Cluster
 from tilert_engine.models import describe_tiny_glm5
 from tilert_stream.asgi import App
 from tilert_stream.config import RouterConfig, ServeConfig
+from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.nodes.local import local_service
 from tilert_stream.serve import router
 from tilert_stream.serve.front import Front, load_front
 from tilert_stream.serve.models import Model, load_model
-from tilert_stream.serve.request_options import capable
+from tilert_stream.serve.request_options import capable, choose_output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -42,11 +43,23 @@ class Sides:
         return self.models[0]
 
     @asynccontextmanager
-    async def serving(self, side: str, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[App]:
+    async def serving(
+        self, side: str, monkeypatch: pytest.MonkeyPatch, *, parser: str = "none"
+    ) -> AsyncGenerator[App]:
+        """An app.
+
+        :param side: ``one`` process, or ``split``.
+        :param parser: of its answers; the template then shows tools.
+        """
+        front = self.front if parser == "none" else _with_tools(self.front)
         if side == "one":
             model = self.model
-            service = local_service(model.prefill, model.decode, model.front.tokenizer)
-            app = App(service, capable(model.front.card, model.prefill, model.decode))
+            card = capable(front.card, model.prefill, model.decode)
+            reader, card = choose_output(ServeConfig(output_parser=parser), card)
+            service = local_service(
+                model.prefill, model.decode, model.front.tokenizer, parser=reader
+            )
+            app = App(service, card)
             with anyio.fail_after(60):
                 async with app.lifespan():
                     yield app
@@ -54,16 +67,24 @@ class Sides:
             return
 
         def loaded(_config: RouterConfig) -> Front:
-            return self.front
+            return front
 
         # It is made inside the loop, where no file may be read.
         monkeypatch.setattr(router, "load_front", loaded)
         cluster = Cluster(
-            prefill_model=self.models[0], decode_models=[self.models[1]], transport="memory"
+            prefill_model=self.models[0],
+            decode_models=[self.models[1]],
+            transport="memory",
+            router_options={"output_parser": parser},
         )
         async with cluster.running():
             yield cluster.router
             await cluster.idle()
+
+
+def _with_tools(front: Front) -> Front:
+    template = ChatTemplate("{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}")
+    return replace(front, card=replace(front.card, chat_template=template))
 
 
 @dataclass

@@ -15,6 +15,7 @@ Served by any ASGI server, or mounted in an existing app, whose lifespan then en
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from ..openai.token_names import TokenNames
 from ..stages.gathered import Gathered
 from ..stages.plain import EncodeJSON
 from ..stages.sse import EncodeSSE
-from ..telemetry.record import RequestRecord
+from ..telemetry.record import RequestRecord, Tally
 from .auth import KeyRing
 from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_answer
 from .fan_out import open_all, requests_of
@@ -200,4 +201,4 @@ class App:
 
 def _another(record: RequestRecord) -> RequestRecord:
     """What is noted of a further answer to the same request."""
-    return RequestRecord(record.endpoint, record.model, record.stream, record.client_id)
+    return replace(record, tokens=Tally())

@@ -29,8 +29,9 @@ __all__ = (
 
 ANY_OBJECT: Final[Mapping[str, object]] = {"type": "object"}
 """``json_object``: OpenAI promises an object."""
-WHITESPACE: Final = {"whitespace_pattern": "[ \\n\\t]{0,20}"}
-"""Between JSON's tokens. A model that may write any amount of it may never come to an end."""
+WHITESPACE: Final = {"whitespace_pattern": "( |\\n[ \\t]{0,20})?"}
+"""Between JSON's tokens: a space, or a new line with its indentation. A model that may write any
+amount of it may never come to an end."""
 
 
 def answer_grammar(
