@@ -104,14 +104,15 @@ class Choice:
     def take(self, choice: dict[str, Any]) -> None:
         part = choice.get("delta", choice.get("message", choice))
         self.text += part.get("content", part.get("text")) or ""
-        for call in part.get("tool_calls", ()):
+        calls: list[Any] = part.get("tool_calls", [])
+        for call in calls:
             name, arguments = call["function"].get("name"), call["function"]["arguments"]
             if name is not None:
                 self.calls.append((name, arguments))
             else:
                 said = self.calls[call["index"]]
                 self.calls[call["index"]] = (said[0], said[1] + arguments)
-        logprobs = choice.get("logprobs") or {}
+        logprobs: dict[str, Any] = choice.get("logprobs") or {}
         self.logprobs += logprobs.get("content", ())
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             if name in logprobs:

@@ -296,7 +296,7 @@ def test_refused_parameter_is_named(card: ModelCard, endpoint: str, name: str) -
     assert (error.code, error.param) == ("unsupported_parameter", name)
 
 
-SAMPLING_REFUSALS = [
+SAMPLING_REFUSALS: list[tuple[dict[str, object], str]] = [
     ({"presence_penalty": 2.1}, "presence_penalty"),
     ({"frequency_penalty": -2.1}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),

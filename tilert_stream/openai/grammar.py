@@ -108,11 +108,12 @@ def _of_structured(given: Mapping[str, object]) -> str:
     if name == "json":
         return schema_grammar(_object(_parsed(value), param))
     if name == "choice":
-        choices = cast("list[object]", value if isinstance(value, list) else [])
+        choices = cast("list[object]", value) if isinstance(value, list) else []
         words = [each for each in choices if isinstance(each, str) and each]
         if not words or len(words) != len(choices):
             raise InvalidRequest(
-                f"{param} is {describe(value)}; it must be a list of strings that are not empty",
+                f"{param} is {describe(cast('object', value))}; it must be a list of strings, none"
+                " empty",
                 param=param,
             )
         return lark_grammar("start: " + " | ".join(map(lark_string, words)))

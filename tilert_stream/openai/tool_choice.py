@@ -53,7 +53,7 @@ def force_call(
             " tool_choice out",
             param="tool_choice",
         )
-    wanted = [_named(cast("dict[str, object]", choice), tools)] if named else tools
+    wanted = [_named(choice, tools)] if isinstance(choice, dict) else tools
     source = None
     if card.call_grammar is not None:
         source = card.call_grammar(wanted, several and not named)

@@ -70,7 +70,9 @@ def choose_output(config: ParserOptions, card: ModelCard) -> tuple[OutputParser 
 
 def capable(card: ModelCard, *engines: object) -> ModelCard:
     """``card`` of a model on ``engines``: it can do what all of them can."""
-    shared = frozenset.intersection(*map(capabilities_of, engines))
+    shared = ENGINE_CAPABILITIES
+    for engine in engines:
+        shared &= capabilities_of(engine)
     checks = [engine.check_grammar for engine in engines if isinstance(engine, GrammarEngine)]
     return replace(card, capabilities=shared, check_grammar=checks[0] if checks else None)
 

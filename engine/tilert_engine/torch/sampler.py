@@ -40,6 +40,7 @@ _CAPABILITIES: Final = PLAIN_CAPABILITIES | frozenset[Capability](
         "repetition_penalty",
     }
 )
+_GRAMMAR: Final = frozenset[Capability]({"grammar"})
 
 
 def uniform(seed: int, index: int) -> float:
@@ -183,7 +184,7 @@ def make_sampler(sampling: Sampling, grammars: Grammars | None) -> Sampler:
 
 def sampler_capabilities(grammars: Grammars | None) -> frozenset[Capability]:
     """What a ``Sampler`` can do."""
-    return _CAPABILITIES if grammars is None else _CAPABILITIES | {"grammar"}
+    return _CAPABILITIES if grammars is None else _CAPABILITIES | _GRAMMAR
 
 
 def _likeliest(scaled: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

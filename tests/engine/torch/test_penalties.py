@@ -41,6 +41,10 @@ SAMPLINGS = [
 ]
 
 
+def numbers(tensor: torch.Tensor) -> list[float]:
+    return [float(number) for number in tensor]
+
+
 def adjusted(sampling: Sampling, logits: list[float], said: list[int]) -> list[float]:
     """vLLM's formulas, a token at a time."""
     out: list[float] = []
@@ -61,7 +65,7 @@ def adjusted(sampling: Sampling, logits: list[float], said: list[int]) -> list[f
 def reference(tiny: Tiny, sampling: Sampling, count: int) -> list[int]:
     said: list[int] = []
     for _ in range(count):
-        logits = reference_logits(tiny, PROMPT + said).tolist()
+        logits = numbers(reference_logits(tiny, PROMPT + said))
         scores = adjusted(sampling, logits, said)
         said.append(max(range(len(scores)), key=scores.__getitem__))
     return said
@@ -104,8 +108,8 @@ def test_a_place_counts_the_drafts_before_it() -> None:
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     got = adjustments.apply(logits, torch.tensor([5, 2]))
     for place, said in enumerate(([2, 4], [2, 4, 5], [2, 4, 5, 2])):
-        expected = adjusted(sampling, logits[place].tolist(), said)
-        assert got[place].tolist() == pytest.approx(expected, abs=1e-6)
+        expected = adjusted(sampling, numbers(logits[place]), said)
+        assert numbers(got[place]) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ def test_logprobs_are_of_the_models_own_distribution(
         best = right.topk(sampling.logprobs or 1)
         assert len(entry.top) == sampling.logprobs
         assert [value for _, value in entry.top] == pytest.approx(
-            best.values.tolist()[: len(entry.top)], abs=1e-4
+            numbers(best.values)[: len(entry.top)], abs=1e-4
         )
         assert sum(math.exp(value) for _, value in entry.top) <= 1 + 1e-6
 
