@@ -42,5 +42,6 @@ async def test_min_p_is_a_400_before_prefill_and_the_next_request_is_served() ->
             assert NAMED.get(name, name) in answer.message
         await cluster.idle()
         assert prompts == []
+        assert (await cluster.look("/v1/models"))["data"][0]["capabilities"] == ["seed"]
         assert (await cluster.ask(min_p=0, max_tokens=5)).text == "abcab"
         assert len(prompts) > 0

@@ -40,7 +40,14 @@ from .request_id import answer_id, id_header, name_request
 from .response import EVENT_STREAM, JSON, StreamResponse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Collection,
+        Iterable,
+        Sequence,
+    )
     from contextlib import AbstractAsyncContextManager
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -72,6 +79,7 @@ class App:
         that close what is idle; ``inf``: never. Some clients fail on a comment.
     :param cors_origins: origins whose pages may read the answers; ``*`` is all of them.
     :param reasoning_fields: the names that reasoning goes by in messages and deltas.
+    :param shared: what the engines elsewhere can do, of all that ``card`` has.
     :param telemetry: counts requests and logs them; None: nobody does, and ``/metrics`` is not
         there.
     """
@@ -89,6 +97,7 @@ class App:
         cors_origins: Sequence[str] = (),
         reasoning_fields: Sequence[str] = REASONING_FIELDS,
         telemetry: Telemetry | None = None,
+        shared: Callable[[], Awaitable[Collection[str] | None]] | None = None,
     ) -> None:
         self.service = service
         self.card = card
@@ -105,7 +114,7 @@ class App:
             routes=[
                 Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
                 Route("/v1/completions", Endpoint(POST=self._generate(parse_completion))),
-                Route("/v1/models", Endpoint(GET=models_answer(card, self._keys))),
+                Route("/v1/models", Endpoint(GET=models_answer(card, self._keys, shared))),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
                 Route("/ready", Endpoint(GET=ready_answer(service))),
                 Route("/version", Endpoint(GET=json_answer({"version": __version__}))),

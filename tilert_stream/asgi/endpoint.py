@@ -6,6 +6,7 @@ And the answers that every app of ours gives alike.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
@@ -15,7 +16,7 @@ from .request_id import answer_id, id_header
 from .response import ErrorResponse, JSONBody
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -91,12 +92,24 @@ def ready_answer(service: Service[Any]) -> Handler:
     return answer
 
 
-def models_answer(card: ModelCard, keys: KeyRing) -> Handler:
-    """``GET /v1/models``, for whoever has a key."""
+def models_answer(
+    card: ModelCard,
+    keys: KeyRing,
+    shared: Callable[[], Awaitable[Collection[str] | None]] | None = None,
+) -> Handler:
+    """``GET /v1/models``, for whoever has a key.
+
+    :param shared: what the engines elsewhere can do, of all that ``card`` has; None: nobody knows.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         keys.check(scope["headers"])
-        await JSONBody(dumps(model_list([card])))(scope, receive, send)
+        told = None if shared is None else await shared()
+        shown = card
+        if told is not None:
+            able = frozenset(each for each in card.capabilities if each in told or each == "tools")
+            shown = replace(card, capabilities=able)
+        await JSONBody(dumps(model_list([shown])))(scope, receive, send)
 
     return answer
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import orjson
 
@@ -151,8 +151,16 @@ class DecodeCall:
                 f"what {self.origin.label} granted cannot be read: {error}"
             ) from error
 
-    async def _look(self, request: str) -> Grant:
-        """Whether a stock node is free now."""
+    async def capabilities(self) -> frozenset[str]:
+        """What its engine can do; nothing, as far as a stock node says.
+
+        :raises ~tilert_stream.errors.TilertStreamError: it did not answer, or not usefully.
+        """
+        listed = (await self._status()).get("capabilities")
+        names = cast("list[object]", listed) if isinstance(listed, list) else []
+        return frozenset(name for name in names if isinstance(name, str))
+
+    async def _status(self) -> Mapping[str, object]:
         async with self.client.request(
             self.origin, "GET", "/decode_status", head_timeout=self._answer_timeout
         ) as response:
@@ -160,12 +168,15 @@ class DecodeCall:
         if response.status != 200:
             raise self._refusal(response.status, body, retry_after(response.header))
         try:
-            status = as_object(orjson.loads(body), "its status").get("status")
+            return as_object(orjson.loads(body), "its status")
         except ValueError as error:
             raise UpstreamInvalid(
                 f"the status of {self.origin.label} cannot be read: {error}"
             ) from error
-        if status != "idle":
+
+    async def _look(self, request: str) -> Grant:
+        """Whether a stock node is free now."""
+        if (await self._status()).get("status") != "idle":
             raise Busy(f"{self.origin.label} is busy; try again later", retry_after=1)
         return Grant(request, None, 0, 0, math.inf)
 

@@ -230,6 +230,7 @@ class DecodeApp:
             "current_rid": requests[0] if requests else None,
             "slots": slots.slots,
             "busy": slots.busy,
+            "capabilities": sorted(self.node.capabilities),
         }
         await JSONBody(dumps(answer))(scope, receive, send)
 

@@ -135,8 +135,8 @@ class DecodeNode(Generic[SequenceT]):
         :raises ~tilert_transports.control.errors.RequestInUse: a live request has this id.
         :raises ~tilert_transports.control.errors.GrantGone: it was given up before it came.
         """
-        self._check_length(max_tokens)
         self._check_needs(needs)
+        self._check_length(max_tokens)
         self._check_unknown(request)
         ticket = await self.admission.acquire(wait)
         try:

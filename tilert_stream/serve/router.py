@@ -13,6 +13,7 @@ from tilert_stream.errors import ConfigError
 from tilert_stream.http.client import Origin
 from tilert_stream.http.supervisor import Supervisor
 from tilert_stream.nodes.router import Nodes, pool_status_route, remote_service
+from tilert_stream.nodes.shared_capabilities import shared_capabilities
 
 from .announcement import announce
 from .cluster_key import cluster_key
@@ -86,6 +87,7 @@ def build_router(config: RouterConfig) -> App:
         heartbeat=config.heartbeat,
         cors_origins=config.cors_origins,
         routes=(pool_status_route(nodes),),
+        shared=partial(shared_capabilities, nodes.decode),
         telemetry=make_telemetry(config, card, shared_port=config.workers > 1),
     )
 

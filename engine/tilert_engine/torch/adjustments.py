@@ -69,7 +69,7 @@ class Adjustments:
             the first; None: they are all the same place.
         """
         counts = self._counts
-        if drafts is not None:
+        if drafts is not None and drafts.shape[0]:
             places = torch.arange(logits.shape[0], device=logits.device)
             before = (places.unsqueeze(1) > places[:-1]).float()
             drafted = torch.zeros_like(logits[1:]).scatter_(1, drafts.unsqueeze(1), 1.0)
