@@ -106,12 +106,12 @@ class Choice:
         self.text += part.get("content", part.get("text")) or ""
         calls: list[Any] = part.get("tool_calls", [])
         for call in calls:
-            name, arguments = call["function"].get("name"), call["function"]["arguments"]
-            if name is not None:
-                self.calls.append((name, arguments))
-            else:
-                said = self.calls[call["index"]]
-                self.calls[call["index"]] = (said[0], said[1] + arguments)
+            name: str | None = call["function"].get("name")
+            arguments: str = call["function"]["arguments"]
+            if name is None:
+                name, before = self.calls.pop()
+                arguments = before + arguments
+            self.calls.append((name, arguments))
         logprobs: dict[str, Any] = choice.get("logprobs") or {}
         self.logprobs += logprobs.get("content", ())
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 from tests.pd.cluster import LONGEST, Cluster, ScriptedModel
 from tilert_engine.scripted import Script, ScriptedDecode
 from tilert_stream.events import Capability
 
-OTHERS: dict[str, object] = {
+OTHERS: dict[str, Any] = {
     "logprobs": True,
     "presence_penalty": 1,
     "frequency_penalty": 1,

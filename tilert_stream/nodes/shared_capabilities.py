@@ -31,4 +31,9 @@ async def shared_capabilities(pool: Pool[DecodeCall]) -> frozenset[str] | None:
     async with create_task_group() as tasks:
         for member in pool.members:
             tasks.start_soon(ask, member.node)
-    return frozenset.intersection(*told) if told else None
+    if not told:
+        return None
+    shared, *others = told
+    for each in others:
+        shared &= each
+    return shared

@@ -108,15 +108,7 @@ def _of_structured(given: Mapping[str, object]) -> str:
     if name == "json":
         return schema_grammar(_object(_parsed(value), param))
     if name == "choice":
-        choices = cast("list[object]", value) if isinstance(value, list) else []
-        words = [each for each in choices if isinstance(each, str) and each]
-        if not words or len(words) != len(choices):
-            raise InvalidRequest(
-                f"{param} is {describe(cast('object', value))}; it must be a list of strings, none"
-                " empty",
-                param=param,
-            )
-        return lark_grammar("start: " + " | ".join(map(lark_string, words)))
+        return lark_grammar("start: " + " | ".join(map(lark_string, _choices(value, param))))
     if name not in ("grammar", "regex"):
         raise InvalidRequest(
             f"{param} is not served; send json, json_object, regex, choice or grammar", param=param
@@ -126,6 +118,16 @@ def _of_structured(given: Mapping[str, object]) -> str:
     if name == "grammar":
         return lark_grammar(value)
     return lark_grammar("start: /" + value.replace("/", "\\/") + "/")
+
+
+def _choices(value: object, param: str) -> list[str]:
+    choices = cast("list[object]", value) if isinstance(value, list) else []
+    words = [each for each in choices if isinstance(each, str) and each]
+    if not words or len(words) != len(choices):
+        raise InvalidRequest(
+            f"{param} must be a list of one string or more, none empty", param=param
+        )
+    return words
 
 
 def _parsed(value: object) -> object:

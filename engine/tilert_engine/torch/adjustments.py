@@ -76,7 +76,8 @@ class Adjustments:
             counts = counts + before @ drafted
         logits = logits + self._bias
         has = counts > 0
-        repeated = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
+        # In two halves, one of which is 0: choosing by sign costs ten times as much on a CPU.
+        repeated = logits.clamp(min=0) / self._repetition + logits.clamp(max=0) * self._repetition
         logits = torch.where(has | self._in_prompt, repeated, logits)
         return logits - self._frequency * counts - self._presence * has.float()
 
