@@ -292,7 +292,10 @@ def _begin(lane: Lane, sequence: GLMSequence, imported: ImportedKV, sampling: Sa
     # From the host to the device on the thread's own stream: chains that run go on meanwhile.
     moved = imported.to(sequence.memory.rows.device)
     with lane.importing(moved.ki, moved.kv, moved.pe):
+        by_lane = sampling.grammar is None
+        if by_lane:
+            lane.expect(sequence.length, sequence.ledger, sampling)
         sequence.memory.fill(moved)
-        if sampling.grammar is None:
+        if by_lane:
             sequence.lane = lane
-            lane.begin(sequence.length, sequence.last, sequence.ledger, sampling)
+            lane.begin(sequence.last, sequence.ledger, sampling)

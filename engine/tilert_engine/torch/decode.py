@@ -159,10 +159,13 @@ class TorchDecode:
         # From the host to the device on the thread's own stream: chains that run go on meanwhile.
         keys, values = (each.to(self._llama.device) for each in (cache.keys, cache.values))
         with lane.importing(keys, values):
+            by_lane = sampling.grammar is None
+            if by_lane:
+                lane.expect(sequence.length, sequence.ledger, sampling)
             _fill(sequence.buffer, keys, values)
-            if sampling.grammar is None:
+            if by_lane:
                 sequence.lane = lane
-                lane.begin(sequence.length, int(sequence.last), sequence.ledger, sampling)
+                lane.begin(int(sequence.last), sequence.ledger, sampling)
             else:
                 sequence.last = sequence.last.to(self._llama.device)
 

@@ -128,8 +128,11 @@ class Lane:
             yield
         self._queue.hold(*sources)
 
-    def begin(self, length: int, first_token: int, ledger: Ledger, sampling: Sampling) -> None:
-        """Start a sequence whose prompt of ``length`` tokens is in the cache; on the queue."""
+    def expect(self, length: int, ledger: Ledger, sampling: Sampling) -> None:
+        """Be ready for a sequence with a prompt of ``length`` tokens; on the queue.
+
+        Before its cache is filled: what has to be recorded for it takes steps, which write there.
+        """
         # Chains of a sequence that was given up run to their end, and nobody reads them.
         while self._flying:
             self._hosts.append(self._flying.popleft().host)
@@ -140,7 +143,10 @@ class Lane:
         longest = length + ledger.limits.max_tokens + self._state.step_tokens + self._reach
         first, last = self._window(length), self._window(longest)
         self._record(self._way, [window for window in self._windows if first <= window <= last])
-        self._state.begin(length, first_token, ledger.limits, sampling)
+
+    def begin(self, first_token: int, ledger: Ledger, sampling: Sampling) -> None:
+        """Start the expected sequence, whose prompt is in the cache; on the queue."""
+        self._state.begin(self._length, first_token, ledger.limits, sampling)
 
     def _record(self, way: Way, windows: Iterable[int]) -> None:
         for window in windows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from tests.engine.torch.answer import GREEDY, answer, prefill
 from tests.engine.torch.tiny import Tiny, write_huggingface
 from tilert_engine.torch import Checkpoint, TorchDecode, TorchPrefill, load
+from tilert_engine.torch.device_queue import WARMING, DeviceQueue
 from tilert_engine.torch.device_sampler import PLAIN_WAYS, DeviceSampler, Pick, Way
 from tilert_engine.torch.lane import windows
 from tilert_engine.torch.lanes import ChainOptions
@@ -189,3 +191,20 @@ def test_windows_double_up_to_all_positions() -> None:
     assert windows(512) == (512,)
     assert windows(3000) == (512, 1024, 2048, 3000)
     assert windows(40, least=16) == (16, 32, 40)
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, *ADJUSTED])
+def test_recording_a_step_for_a_request_leaves_its_prompt_alone(
+    made: Made, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To be recorded a step is taken, which writes to the slot's cache."""
+
+    def recorded(_queue: DeviceQueue, call: Callable[[], object]) -> Callable[[], object]:
+        for _ in range(WARMING):
+            call()
+        return call
+
+    limits = Limits(36)
+    expected = answer(made.prefill, made.reference, PROMPT, limits, sampling)
+    monkeypatch.setattr(DeviceQueue, "recorded", recorded)
+    assert answer(made.prefill, made.engine(8), PROMPT, limits, sampling) == expected
