@@ -162,14 +162,21 @@ async def test_pd_07_one_token_and_json_mode(stream: bool) -> None:
 
 
 @both
-async def test_pd_15_several_prompts_are_refused_before_prefill(stream: bool) -> None:
-    chunks: list[int] = []
-    app = ByteApp(Script(before_chunk=chunks.append))
-    asked = exchange(app, {"prompt": ["a", "b"]}, stream=stream)
+async def test_pd_15_several_prompts_have_answers_side_by_side(stream: bool) -> None:
+    app = ByteApp(slots=2)
+    fields = {"prompt": [[97, 98, 99], [120, 121]], "n": 2, "max_tokens": 4, "echo": True}
+    asked = exchange(app, fields, stream=stream)
     async with app.lifespan():
         await asked.run()
-    assert (asked.status, asked.json["error"]["param"]) == (400, "prompt")
-    assert chunks == []
+        assert app.service.ledger.counts == {}
+    bodies = asked.chunks if stream else [asked.json]
+    texts = dict.fromkeys(range(4), "")
+    for body in bodies:
+        for choice in body["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == {0: "abcabca", 1: "abcabca", 2: "xyxyxy", 3: "xyxyxy"}
+    usage = {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
+    assert bodies[-1]["usage"] == usage
 
 
 REFUSED_BY_NAME = [

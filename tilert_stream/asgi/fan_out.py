@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import anyio
 
+from ..events import PromptUsage
 from ..openai.chunks import ChunkTemplate
 from ..openai.encoding import dumps
 from ..openai.errors import error_body
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ..errors import TilertStreamError
     from ..events import Finished, GenerateRequest
     from ..openai.envelope import Envelope
-    from ..scope import RequestScope
     from ..stages.gathered import Gathered
     from ..stream import Stream
 
@@ -39,21 +39,24 @@ __all__ = ("open_all", "requests_of")
 def requests_of(
     request: GenerateRequest, envelope: Envelope
 ) -> list[tuple[GenerateRequest, Envelope]]:
-    """A request for each answer; a seed counts up with them, as in vLLM."""
-    seed = request.sampling.seed
+    """A request for each answer; a seed counts up with a prompt's answers, as in vLLM."""
+    prompts = [(request, envelope.echo), *envelope.others]
+    count = envelope.choices // len(prompts)
     return [
-        (
-            request
-            if index == 0
-            else replace(
-                request,
-                id=uuid4().hex,
-                sampling=replace(request.sampling, seed=None if seed is None else seed + index),
-            ),
-            replace(envelope, index=index),
-        )
-        for index in range(envelope.choices)
+        (_numbered(prompt, number), replace(envelope, index=place * count + number, echo=echo))
+        for place, (prompt, echo) in enumerate(prompts)
+        for number in range(count)
     ]
+
+
+def _numbered(request: GenerateRequest, number: int) -> GenerateRequest:
+    """Answer ``number`` to ``request``."""
+    if not number:
+        return request
+    sampling = request.sampling
+    if sampling.seed is not None:
+        sampling = replace(sampling, seed=sampling.seed + number)
+    return replace(request, id=uuid4().hex, sampling=sampling)
 
 
 def open_all(
@@ -80,7 +83,7 @@ def open_all(
                 whole = _Whole(
                     streams,
                     receive,
-                    lambda: _end(envelope, streams[0].scope, gathered),
+                    lambda: _end(envelope, _usage(envelope, streams), gathered),
                     done_after_error=done_after_error and envelope.stream,
                     streamed=envelope.stream,
                 )
@@ -157,22 +160,23 @@ class _Whole:
         return [event + DONE if self._done_after_error else event]
 
 
-def _end(envelope: Envelope, scope: RequestScope, gathered: Gathered) -> bytes:
+def _usage(envelope: Envelope, streams: Sequence[Stream[bytes]]) -> PromptUsage:
+    """Each prompt once."""
+    count = envelope.choices // (1 + len(envelope.others))
+    usages = [stream.scope.usage for stream in streams[::count]]
+    cached = [usage.cached_tokens for usage in usages if usage.cached_tokens is not None]
+    return PromptUsage(
+        sum(usage.prompt_tokens for usage in usages), sum(cached) if cached else None
+    )
+
+
+def _end(envelope: Envelope, prompt: PromptUsage, gathered: Gathered) -> bytes:
+    completion, reasoning = gathered.completion_tokens, gathered.reasoning_tokens
     if not envelope.stream:
         choices = [gathered.choices[index] for index in sorted(gathered.choices)]
-        return dumps(
-            gathered.top
-            | response(
-                envelope,
-                choices,
-                scope.usage,
-                gathered.completion_tokens,
-                gathered.reasoning_tokens,
-            )
-        )
+        whole = response(envelope, choices, prompt, completion, reasoning)
+        return dumps(gathered.top | whole)
     if not envelope.include_usage:
         return DONE
-    usage = ChunkTemplate(envelope).usage(
-        scope.usage, gathered.completion_tokens, gathered.reasoning_tokens
-    )
+    usage = ChunkTemplate(envelope).usage(prompt, completion, reasoning)
     return b"data: " + usage + b"\n\n" + DONE

@@ -61,6 +61,12 @@ def read_prefill_order(
     request, envelope = (read_chat if kind == "chat" else read_completion)(rest, card)
     if envelope.stream:
         raise InvalidRequest("stream is true; this node only prefills: send false", param="stream")
+    if envelope.choices != 1:
+        raise InvalidRequest(
+            f"{envelope.choices} answers are asked for; this node only prefills: one prompt, and"
+            " n 1",
+            param="prompt" if envelope.others else "n",
+        )
     if request.limits.max_tokens != 1:
         raise InvalidRequest(
             f"max_tokens is {request.limits.max_tokens}; this node only prefills: it must be 1",

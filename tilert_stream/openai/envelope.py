@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-__all__ = ("REASONING_FIELDS", "Endpoint", "Envelope")
+if TYPE_CHECKING:
+    from ..events import GenerateRequest
+
+__all__ = ("REASONING_FIELDS", "Endpoint", "Envelope", "OtherPrompt")
 
 Endpoint: TypeAlias = Literal["chat", "completion"]
 
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 """DeepSeek's and SGLang's name for reasoning, and vLLM's. OpenAI's API has none."""
+
+
+class OtherPrompt(NamedTuple):
+    """One more prompt of a completion: all but the prompt is as with the first."""
+
+    request: GenerateRequest
+    echo: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,9 @@ class Envelope:
     index: int = 0
     """Which of the request's answers this is."""
     choices: int = 1
-    """``n``: how many there are."""
+    """How many there are: ``n`` for each prompt."""
+    others: tuple[OtherPrompt, ...] = ()
+    """Of a completion with several prompts, those behind the first."""
     logprobs: bool = False
     """Whether each token's log-probability is told."""
     token_ids: bool = False

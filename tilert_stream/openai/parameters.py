@@ -84,7 +84,7 @@ _NO_BUDGET: Final = "reasoning is not cut short"
 PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("model", "served", "one of the served names; absent: the first of them"),
     Parameter("messages", "served", "rendered by the model's chat template", endpoints=_CHAT),
-    Parameter("prompt", "served", "one text, or one list of token ids", endpoints=_COMPLETION),
+    Parameter("prompt", "served", "texts, or lists of token ids", endpoints=_COMPLETION),
     Parameter("stream", "served", "server-sent events instead of one JSON body"),
     Parameter("stream_options", "served", "include_usage, continuous_usage_stats"),
     Parameter(
