@@ -17,7 +17,7 @@ from .parameters import check_parameters
 from .validation import validate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..model.card import ModelCard
 
@@ -128,8 +128,9 @@ def _prompts(prompt: Prompt) -> list[tuple[str | list[int], str]]:
     """Each prompt, and where it stands."""
     if isinstance(prompt, str):
         return [(prompt, "prompt")]
+    parts: Sequence[int | str | list[int]] = prompt
     several: list[tuple[str | list[int], str]] = []
-    for index, each in enumerate(prompt):
+    for index, each in enumerate(parts):
         if isinstance(each, int):
             return [(cast("list[int]", prompt), "prompt")]
         several.append((each, f"prompt[{index}]"))
