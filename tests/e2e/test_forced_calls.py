@@ -32,6 +32,12 @@ WEATHER = {"type": "function", "function": {"name": "weather"}}
 DRAWN = {"tools": TOOLS, "temperature": 1.0, "max_tokens": 150}
 
 
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """Both libraries; a second loop of asyncio's would show nothing of an engine."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def sides() -> Sides:
     return Sides()
@@ -46,15 +52,14 @@ async def test_a_named_function_is_called(
     async with sides.serving(side, monkeypatch, parser=parser) as app:
         free = await tell(app, {"tools": TOOLS}, stream=stream)
         assert free.only.calls == []
-        for seed in range(3):
-            fields = DRAWN | {"tool_choice": WEATHER, "seed": seed}
-            told = await tell(app, fields, stream=stream)
-            assert told.status == 200, told.error
-            ((name, arguments),) = told.only.calls
-            assert (name, told.only.finish_reason, told.only.text) == ("weather", "stop", "")
-            given = json.loads(arguments)
-            assert given["unit"] in ("celsius", "kelvin")
-            assert 1 <= given["days"] <= 9
+        fields = DRAWN | {"tool_choice": WEATHER, "seed": 2}
+        told = await tell(app, fields, stream=stream)
+        assert told.status == 200, told.error
+        ((name, arguments),) = told.only.calls
+        assert (name, told.only.finish_reason, told.only.text) == ("weather", "stop", "")
+        given = json.loads(arguments)
+        assert given["unit"] in ("celsius", "kelvin")
+        assert 1 <= given["days"] <= 9
 
 
 @both

@@ -17,6 +17,12 @@ both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 sides_param = pytest.mark.parametrize("side", ["one", "split"])
 
 
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """Both libraries; a second loop of asyncio's would show nothing of an engine."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def sides() -> Sides:
     return Sides()
@@ -227,7 +233,7 @@ async def test_pd_18_the_answer_keeps_to_a_schema(
     pytest.importorskip("llguidance")
     form = {"type": "json_schema", "json_schema": {"name": "river", "schema": SCHEMA}}
     async with sides.serving(side, monkeypatch) as app:
-        for seed in range(4):
+        for seed in range(2):
             fields = {"response_format": form, "temperature": 1.0, "seed": seed, "max_tokens": 150}
             told = await tell(app, fields | {"logprobs": True}, stream=stream)
             assert told.status == 200, told.error
@@ -276,7 +282,7 @@ async def test_other_grammars(
         assert text.startswith("{")
 
 
-BAD_SCHEMAS = [
+BAD_SCHEMAS: list[tuple[dict[str, object], str]] = [
     ({"type": "objec"}, ""),
     (
         {"type": "object", "properties": {"a": {"type": "array", "items": {"type": 5}}}},
@@ -289,26 +295,21 @@ BAD_SCHEMAS = [
 
 @both
 @sides_param
-@pytest.mark.parametrize(("schema", "place"), BAD_SCHEMAS, ids=["type", "items", "pattern", "ref"])
 async def test_a_schema_that_cannot_be_followed_is_a_400_that_names_the_place(
-    sides: Sides,
-    side: str,
-    stream: bool,
-    schema: dict[str, object],
-    place: str,
-    monkeypatch: pytest.MonkeyPatch,
+    sides: Sides, side: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llguidance")
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     async with sides.serving(side, monkeypatch) as app:
-        told = await tell(app, {"response_format": form}, stream=stream)
-        assert told.status == 400
-        assert told.error["type"] == "invalid_request_error"
-        param = "response_format.json_schema.schema" + place
-        assert param in told.error["message"]
-        if side == "one":
-            assert told.error["param"] == param
-        assert (await tell(app, {}, stream=stream)).status == 200
+        for schema, place in BAD_SCHEMAS:
+            form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+            told = await tell(app, {"response_format": form}, stream=stream)
+            assert told.status == 400
+            assert told.error["type"] == "invalid_request_error"
+            param = "response_format.json_schema.schema" + place
+            assert param in told.error["message"]
+            if side == "one":
+                assert told.error["param"] == param
+        assert (await tell(app, {"max_tokens": 2}, stream=stream)).status == 200
 
 
 def test_the_card_shows_what_the_engine_can_do(sides: Sides) -> None:

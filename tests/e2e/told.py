@@ -42,6 +42,17 @@ class Sides:
     def model(self) -> Model:
         return self.models[0]
 
+    def app(self, parser: str = "none") -> App:
+        """One process."""
+        model, front = self.model, self._front(parser)
+        card = capable(front.card, model.prefill, model.decode)
+        reader, card = choose_output(ServeConfig(output_parser=parser), card)
+        service = local_service(model.prefill, model.decode, model.front.tokenizer, parser=reader)
+        return App(service, card)
+
+    def _front(self, parser: str) -> Front:
+        return self.front if parser == "none" else _with_tools(self.front)
+
     @asynccontextmanager
     async def serving(
         self, side: str, monkeypatch: pytest.MonkeyPatch, *, parser: str = "none"
@@ -51,19 +62,13 @@ class Sides:
         :param side: ``one`` process, or ``split``.
         :param parser: of its answers; the template then shows tools.
         """
-        front = self.front if parser == "none" else _with_tools(self.front)
+        front = self._front(parser)
         if side == "one":
-            model = self.model
-            card = capable(front.card, model.prefill, model.decode)
-            reader, card = choose_output(ServeConfig(output_parser=parser), card)
-            service = local_service(
-                model.prefill, model.decode, model.front.tokenizer, parser=reader
-            )
-            app = App(service, card)
+            app = self.app(parser)
             with anyio.fail_after(60):
                 async with app.lifespan():
                     yield app
-                    assert service.ledger.counts == {}
+                    assert app.service.ledger.counts == {}
             return
 
         def loaded(_config: RouterConfig) -> Front:
