@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import openai
 import pytest
@@ -14,6 +14,9 @@ from pydantic import BaseModel
 from tests.e2e.told import Sides
 from tilert_stream.asgi import App
 
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessageParam
+
 pytest.importorskip("llguidance")
 
 # The SDK leaves its own generators to the garbage collector once it has read [DONE].
@@ -22,8 +25,12 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 Serve = Callable[[App], AbstractAsyncContextManager[int]]
-ASKED: Any = [{"role": "user", "content": "What does the word river mean?"}]
-DRAWN: Any = {"model": "tiny-glm5", "max_tokens": 150, "temperature": 1.0, "seed": 5}
+ASKED: list[ChatCompletionMessageParam] = [
+    {"role": "user", "content": "What does the word river mean?"}
+]
+MODEL = "tiny-glm5"
+LENGTH = 150
+SEED = 5
 
 
 class River(BaseModel):
@@ -70,7 +77,14 @@ async def sdk(sides: Sides, serve: Serve, parser: str = "none") -> AsyncGenerato
 async def test_parse(sides: Sides, serve: Serve) -> None:
     async with sdk(sides, serve) as client:
         answer = await client.chat.completions.parse(
-            messages=ASKED, response_format=River, logprobs=True, top_logprobs=2, n=2, **DRAWN
+            messages=ASKED,
+            response_format=River,
+            logprobs=True,
+            top_logprobs=2,
+            n=2,
+            model=MODEL,
+            max_tokens=LENGTH,
+            seed=SEED,
         )
         assert [choice.index for choice in answer.choices] == [0, 1]
         assert answer.usage is not None
@@ -89,7 +103,12 @@ async def test_stream_of_a_parsed_answer(sides: Sides, serve: Serve) -> None:
     async with (
         sdk(sides, serve) as client,
         client.chat.completions.stream(
-            messages=ASKED, response_format=River, logprobs=True, **DRAWN
+            messages=ASKED,
+            response_format=River,
+            logprobs=True,
+            model=MODEL,
+            max_tokens=LENGTH,
+            seed=SEED,
         ) as stream,
     ):
         events = [event async for event in stream]
@@ -110,16 +129,18 @@ async def test_a_forced_tool_is_parsed(sides: Sides, serve: Serve) -> None:
             messages=ASKED,
             tools=[tool],
             tool_choice={"type": "function", "function": {"name": "Measure"}},
-            **DRAWN,
+            model=MODEL,
+            max_tokens=LENGTH,
+            seed=SEED,
         )
-    (call,) = answer.choices[0].message.tool_calls or ()
+    (call,) = answer.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, Measure)
 
 
 async def test_a_completions_logprobs(sides: Sides, serve: Serve) -> None:
     async with sdk(sides, serve) as client:
         answer = await client.completions.create(
-            prompt=["The river", "The sea"], logprobs=2, **(DRAWN | {"max_tokens": 5})
+            prompt=["The river", "The sea"], logprobs=2, model=MODEL, seed=SEED, max_tokens=5
         )
     assert [choice.index for choice in answer.choices] == [0, 1]
     for choice in answer.choices:
@@ -132,5 +153,7 @@ async def test_a_schema_that_cannot_be_followed(sides: Sides, serve: Serve) -> N
     form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "objec"}}}
     async with sdk(sides, serve) as client:
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(messages=ASKED, response_format=form, **DRAWN)
+            await client.chat.completions.create(
+                messages=ASKED, response_format=form, model=MODEL, max_tokens=LENGTH, seed=SEED
+            )
     assert caught.value.param == "response_format.json_schema.schema"
