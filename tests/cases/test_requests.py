@@ -240,7 +240,8 @@ async def test_pd_23_counters_return_to_zero(count: int) -> None:
     outcomes: set[int] = set()
 
     async def one(asked_for: int, leaves_after: int | None, stream: bool) -> None:
-        asked = exchange(app, {"max_tokens": asked_for}, stream=stream)
+        fields = {"max_tokens": asked_for, "n": chance.choice([1, 1, 2])}
+        asked = exchange(app, fields, stream=stream)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(asked.run)
             if leaves_after is not None:

@@ -91,7 +91,11 @@ class DetailedSSE:
         end = b""
         if self._role_due or self._echo:
             end = self._event(TextDelta(self._echo), empty=True)
-        end += b"data: " + self._chunks.finish(outcome, self._details.give())
+        details = self._details.give()
+        if self._envelope.kind != "chat":
+            # A chat's role has told the prompt; a completion may have had no text to tell it with.
+            details |= self._details.prompt()
+        end += b"data: " + self._chunks.finish(outcome, details)
         timing = b""
         if self._timing and alone:
             timing = b',"pd_timing_ms":' + dumps(Timeline.of(self._scope).milliseconds())
