@@ -14,6 +14,7 @@ from tilert_stream.model.card import ModelCard
 from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.openai.chat import parse_chat
 from tilert_stream.openai.objects import model_list
+from tilert_stream.serve.request_options import ENGINE_CAPABILITIES
 
 if TYPE_CHECKING:
     from tilert_stream.openai.build import Parsed
@@ -171,6 +172,22 @@ def test_tools_where_nothing_reads_calls(card: ModelCard) -> None:
     with pytest.raises(UnsupportedParameter, match="output parser") as caught:
         parse_chat(body, card)
     assert caught.value.param == "tools"
+
+
+def test_an_answer_that_is_held_to_a_grammar_is_no_reasoning(card: ModelCard) -> None:
+    thinking = replace(
+        card,
+        chat_template=ChatTemplate("{{ messages[0].content }}<think>"),
+        capabilities=ENGINE_CAPABILITIES,
+    )
+    tails: list[str] = []
+    free: dict[str, Any] = {}
+    for fields in (free, {"response_format": {"type": "json_object"}}):
+        body = orjson.dumps({"messages": HI} | fields)
+        request, _ = parse_chat(body, thinking)
+        assert request.output is not None
+        tails.append(request.output.prompt_tail)
+    assert tails == ["hi<think>", ""]
 
 
 def test_the_list_of_models_has_the_capabilities(card: ModelCard) -> None:

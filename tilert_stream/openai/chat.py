@@ -92,6 +92,8 @@ def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
             " beside; leave one of them out",
             param="tool_choice",
         )
+    if forced is not None:
+        grammar = forced.grammar
     # The template writes the model's own tokens, the beginning of the text included.
     add_special_tokens = wire.add_special_tokens is True
     request, envelope = build(
@@ -102,13 +104,14 @@ def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
         prompt_param="messages",
         budget=_budget(wire),
         output=OutputFormat(
-            prompt[-PROMPT_TAIL:],
+            # A grammar has no reasoning, even where the template has begun some.
+            prompt[-PROMPT_TAIL:] if grammar is None else "",
             tools,
             parallel_calls=several,
             named_call=forced is not None and forced.named,
         ),
         logprobs=_logprobs(wire),
-        grammar=grammar if forced is None else forced.grammar,
+        grammar=grammar,
         echo=_echo(wire),
     )
     if wire.include_reasoning is False:
