@@ -12,12 +12,12 @@ A field that is not declared here is accepted and listed in the debug log.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from ..errors import UnsupportedParameter
 from .describe import describe
 from .encoding import dumps
+from .parameter import Parameter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -29,36 +29,7 @@ __all__ = ("PARAMETERS", "Parameter", "check_parameters")
 
 logger = logging.getLogger(__name__)
 
-Answer: TypeAlias = Literal["served", "inert", "refused"]
-
 LOGGED_NAMES_MAX: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One field of a request body."""
-
-    name: str
-    answer: Answer
-    note: str
-    """Served: what it does. Inert: why nothing follows. Refused: what it would need."""
-    no_effect: tuple[object, ...] = ()
-    """Of a refused field, or one that needs a capability: the values that always are fine."""
-    endpoints: tuple[Endpoint, ...] = ("chat", "completion")
-    needs: Capability | None = None
-    """What the model must be capable of for other values than those."""
-    without: str = ""
-    """Why they are refused where it is not."""
-
-    def refuses(self, value: object, capabilities: Collection[Capability] = ()) -> bool:
-        """Whether ``value`` asks for what cannot be given."""
-        if self.answer != "refused" and (self.needs is None or self.needs in capabilities):
-            return False
-        # True == 1 in Python, not in JSON.
-        return not any(
-            value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
-            for allowed in (None, *self.no_effect)
-        )
 
 
 _CHAT: Final[tuple[Endpoint, ...]] = ("chat",)

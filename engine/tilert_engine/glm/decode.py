@@ -234,8 +234,7 @@ class GLMDecode:
             start += len(following)
             hidden = state[-1:]
             logits = network.draft_logits(hidden)[0]
-            drawn_id, _ = sequence.sampler.guess(logits, sequence.made + further)
-            following = [int(drawn_id)]
+            following = [int(sequence.sampler.guess(logits, sequence.made + further)[0])]
             sequence.drafts += following
 
     def _draw(
