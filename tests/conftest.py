@@ -1,4 +1,7 @@
-"""The backend matrix: every async test runs on asyncio, asyncio with uvloop, and trio."""
+"""What holds for every test: its backends, how long it may take, and a loop that is never blocked.
+
+Every async test runs on asyncio, asyncio with uvloop, and trio.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,13 @@ from typing import Any
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
+from hypothesis import HealthCheck, settings
+
+# No example fails because the machine is slow.
+settings.register_profile(
+    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),

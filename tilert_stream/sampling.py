@@ -73,6 +73,7 @@ class Sampling:
             "min_p": self.min_p > 0,
             "presence_penalty": self.presence_penalty != 0,
             "repetition_penalty": self.repetition_penalty != 1,
-            "seed": self.seed is not None,
+            # Greedily nothing is drawn.
+            "seed": self.seed is not None and self.temperature > 0,
         }
         return [name for name, asked in used.items() if asked]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 BYTE = families.tokenizer("BYTE")
 EOS = families.EOS
-LIMIT = 20
+LIMIT = 60
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
