@@ -126,8 +126,7 @@ class DecodeCall:
                 },
                 "layout": layout,
             }
-            needs = request.sampling.needs()
-            if needs:
+            if needs := request.sampling.needs():
                 asked["needs"] = needs
             if wait:
                 asked["wait_s"] = wait

@@ -22,6 +22,7 @@ import torch
 
 from tilert_engine.accounting import Ledger
 from tilert_engine.chains import ChainPlanner
+from tilert_engine.layouts.host_memory import page_locked
 from tilert_engine.layouts.mla_nsa_cache import CachedKV, ImportedKV, import_planes
 from tilert_engine.torch.lanes import ChainOptions, make_lanes
 from tilert_engine.torch.sampler import make_sampler, sampler_capabilities
@@ -33,6 +34,8 @@ from .network import Network
 from .prefill import check_window
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from tilert_engine.torch.grammar import Grammars
     from tilert_engine.torch.lane import Lane
     from tilert_engine.torch.sampler import Sampler
@@ -135,6 +138,10 @@ class GLMDecode:
     def busy(self) -> int:
         """Sequences that are open."""
         return len(self._open)
+
+    def landing(self, memory: memoryview, /) -> AbstractContextManager[None]:
+        """Have the device read ``memory``, in which KV caches will land, at its bus's full rate."""
+        return page_locked(memory, self._network.weights.device)
 
     @torch.inference_mode()
     def open(

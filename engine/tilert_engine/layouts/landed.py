@@ -6,6 +6,7 @@ The decode engine's owner thread does it, so that no copy and no checksum holds 
 from __future__ import annotations
 
 import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -14,13 +15,14 @@ from tilert_stream.errors import EngineFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from tilert_stream.abc import DecodeEngine
     from tilert_stream.events import Capability, Harvest, Limits, Sampling
 
     from .abc import KVLayout
 
-__all__ = ("LandedKV", "LandingDecode", "ToldEngine")
+__all__ = ("LandedKV", "LandingDecode", "ReadingEngine", "ToldEngine")
 
 SequenceT = TypeVar("SequenceT")
 
@@ -45,6 +47,18 @@ class ToldEngine(Protocol):
 
     def told(self, kv: object, last_token: int, /) -> object:
         """What ``open`` takes: ``kv`` as the layout unpacks it, and the token."""
+        ...
+
+
+@runtime_checkable
+class ReadingEngine(Protocol):
+    """An engine that reads landed KV caches the faster for having been shown their memory."""
+
+    def landing(self, memory: memoryview, /) -> AbstractContextManager[None]:
+        """Make host memory ready in which KV caches will land, as long as the block runs.
+
+        Blocks, for seconds where it is large.
+        """
         ...
 
 
@@ -74,6 +88,11 @@ class LandingDecode(Generic[SequenceT]):
         """As the engine's; one that follows no grammar is never asked."""
         if isinstance(self._engine, GrammarEngine):
             self._engine.check_grammar(grammar)
+
+    def landing(self, memory: memoryview) -> AbstractContextManager[None]:
+        """Show the engine the memory in which KV caches will land."""
+        engine = self._engine
+        return engine.landing(memory) if isinstance(engine, ReadingEngine) else nullcontext()
 
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /

@@ -101,8 +101,8 @@ class TileRTDecode:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Of what a request can ask for, TileRT's kernels know no more."""
-        return frozenset({"seed"})
+        """Of what a request can ask for; not every TileRT takes a seed."""
+        return frozenset({"seed"}) if isinstance(self._layer, _Seeded) else frozenset()
 
     def told(self, kv: object, last_token: int, /) -> TileRTKV:
         """``kv`` with the prompt's last token, for MTP's opening step.

@@ -19,6 +19,7 @@ import torch
 
 from tilert_engine.accounting import Ledger
 from tilert_engine.chains import DEFAULT_AR_STEPS, ChainPlanner
+from tilert_engine.layouts.host_memory import page_locked
 from tilert_stream.errors import ConfigError, EngineFault
 
 from .chained import LlamaStep
@@ -29,6 +30,8 @@ from .prefill import check_window
 from .sampler import make_sampler, sampler_capabilities
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from tilert_stream.events import Capability, Harvest, Limits, Sampling, TokenLogprob
 
     from .checkpoint import Checkpoint
@@ -118,6 +121,10 @@ class TorchDecode:
 
     def _region(self, slot: int) -> KVBuffer:
         return KVBuffer(self._cache.keys[slot], self._cache.values[slot])
+
+    def landing(self, memory: memoryview, /) -> AbstractContextManager[None]:
+        """Have the device read ``memory``, in which KV caches will land, at its bus's full rate."""
+        return page_locked(memory, self._llama.device)
 
     @torch.inference_mode()
     def open(

@@ -162,6 +162,35 @@ def test_logprobs_and_penalties_do_not_depend_on_drafts(
         )
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_sequence_that_is_given_up_leaves_nothing_behind(
+    made: Made, prefiller: GLMPrefill, answers: list[Answer], drafts: int
+) -> None:
+    """Its chain that was enqueued ahead runs to its end; the next request takes the same slot."""
+    answer, engine = fp8(answers)[0], made.engine(drafts)
+    limits = Limits(len(answer.ids))
+    output = prefill(prefiller, answer.prompt, limits)
+    given_up = engine.open(0, output.kv, answer.ids[0], limits, Sampling(seed=9))
+    assert engine.advance(given_up).finished is None
+    engine.close(given_up)
+    ids, _ = decode(engine, output.kv, answer.ids[0], limits)
+    answer.agrees(ids)
+
+
+def test_a_stop_inside_a_chain_ends_the_answer_there(
+    made: Made, prefiller: GLMPrefill, answers: list[Answer]
+) -> None:
+    answer = fp8(answers)[0]
+    stop = answer.ids[11]
+    ends = answer.ids.index(stop) + 1
+    limits = Limits(len(answer.ids), stop_ids=frozenset({stop}))
+    output = prefill(prefiller, answer.prompt, limits)
+    for drafts in (0, 3):
+        ids, finished = decode(made.engine(drafts), output.kv, answer.ids[0], limits)
+        assert ids == answer.ids[:ends]
+        assert (finished.reason, finished.stop_reason) == ("stop", stop)
+
+
 def test_many_seeds_are_drawn_alike(
     made: Made, checkpoint: GLMCheckpoint, prefiller: GLMPrefill, answers: list[Answer]
 ) -> None:
