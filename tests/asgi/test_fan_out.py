@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
+import orjson
 import pytest
 
-from tests.cases.asking import ByteApp, Exchange, at, batches, exchange, says
+from tests.cases.asking import BYTE, ByteApp, Exchange, at, batches, exchange, says
 from tilert_engine.scripted import Script
+from tilert_stream.asgi.fan_out import open_all, requests_of
 from tilert_stream.errors import EngineFault
+from tilert_stream.events import Finished
+from tilert_stream.openai.completions import parse_completion
+from tilert_stream.openai.token_names import TokenNames
+from tilert_stream.stages.gathered import Gathered
+from tilert_stream.stages.sse import EncodeSSE
 from tilert_stream.testing import Gate
 
 both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 TWO: dict[str, Any] = {"n": 2, "max_tokens": 3}
+
+
+class Forwarding(Protocol):
+    async def forward(self, sink: Callable[[list[bytes]], bool]) -> list[bytes]: ...
 
 
 def indices(asked: Exchange) -> set[int]:
@@ -116,3 +128,42 @@ async def test_a_client_that_leaves_ends_them_all() -> None:
             gate.open()
         assert app.service.ledger.counts == {}
     assert app.decode_engine.busy == {}
+
+
+async def test_its_items_can_be_forwarded_to_a_plain_call() -> None:
+    app = ByteApp(Script(chain=batches(2, 1)), slots=2)
+    request, envelope = parse_completion(
+        orjson.dumps({"prompt": "abc", "n": 2, "max_tokens": 6, "stream": True}), app.card
+    )
+    seen: list[bytes] = []
+
+    def once(items: list[bytes]) -> bool:
+        seen.extend(items)
+        return False
+
+    def always(items: list[bytes]) -> bool:
+        seen.extend(items)
+        return True
+
+    async with app.lifespan():
+        gathered = Gathered()
+        opened = [
+            app.service.open(each, EncodeSSE(named, names=TokenNames(BYTE), gathered=gathered))
+            for each, named in requests_of(request, envelope)
+        ]
+        async with open_all(opened, envelope, gathered, done_after_error=False) as stream:
+            whole = cast("Forwarding", stream)
+            assert await whole.forward(once) == []
+            assert len(seen) >= 1
+            assert stream.outcome is None
+            last = await whole.forward(always)
+            assert await whole.forward(always) == [], "the end was there"
+    content = b"".join((*seen, *last))
+    assert content.endswith(b"data: [DONE]\n\n")
+    events = content.decode().split("\n\n")[:-2]
+    texts = {0: "", 1: ""}
+    for event in events:
+        (choice,) = orjson.loads(event[6:])["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == {0: "abcabc", 1: "abcabc"}
+    assert stream.outcome == Finished("length")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from ..events import PromptUsage
 from ..openai.chunks import ChunkTemplate
@@ -88,7 +89,8 @@ def open_all(
                     streamed=envelope.stream,
                 )
                 try:
-                    # Whoever writes it looks at what a Stream and this have in common.
+                    # Whoever writes it looks at what a Stream and this have in common: the scope,
+                    # the outcome, and either way to the items.
                     yield cast("Stream[bytes]", whole)
                 except anyio.get_cancelled_exc_class():
                     raise
@@ -102,6 +104,7 @@ def open_all(
     return entered()
 
 
+_NOTHING: list[bytes] = []
 _News = tuple[list[bytes], "Finished | None"]
 
 
@@ -151,6 +154,24 @@ class _Whole:
             if items:
                 return items
         raise StopAsyncIteration
+
+    async def forward(self, sink: Callable[[list[bytes]], bool]) -> list[bytes]:
+        """Hand what each wake makes ready to ``sink``, until it says False or the end is there.
+
+        Always a checkpoint.
+
+        :returns: the last items, which come with ``outcome`` and which ``sink`` does not get; empty
+            if there are none, and if it has said False.
+        """
+        if self.outcome is not None:
+            await checkpoint()
+        while self.outcome is None:
+            items = await anext(self, _NOTHING)
+            if self.outcome is not None:
+                return items
+            if not sink(items):
+                break
+        return []
 
     def _failed(self, ended: Finished, error: TilertStreamError) -> list[bytes]:
         self.outcome = ended
