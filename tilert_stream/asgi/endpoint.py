@@ -18,7 +18,7 @@ from .response import ErrorResponse, JSONBody
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from ..model.card import ModelCard
     from ..service import Service
@@ -36,7 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """One path: picks the method's handler, and answers every error as an OpenAI object."""
+    """One path: picks the method's handler, and answers every error as an OpenAI object.
+
+    A handler raises such an error only while it has sent nothing.
+    """
 
     def __init__(self, **handlers: Handler) -> None:
         if "GET" in handlers:
@@ -45,20 +48,11 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        started = False
-
-        def watched(message: Message) -> Awaitable[None]:
-            nonlocal started
-            started = True
-            return send(message)
-
         try:
-            await self._handler(scope["method"])(scope, receive, watched)
+            await self._handler(scope["method"])(scope, receive, send)
         except Cancelled:
             logger.info("%s %s: the client left", scope["method"], scope["path"])
         except TilertStreamError as error:
-            if started:
-                raise
             headers = (*self._allow(error), *id_header(answer_id(scope)))
             await ErrorResponse(error, headers)(scope, receive, send)
 
