@@ -73,6 +73,7 @@ class Grammars:
         self._vocab = vocab
         self._eos_ids = sorted(eos_ids)
         self._lock = threading.Lock()
+        self._making = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
@@ -99,20 +100,34 @@ class Grammars:
         return GrammarMatcher(matcher.deep_copy(), self._vocab)
 
     def _matcher(self, grammar: str) -> LLMatcher:
-        from llguidance import LLMatcher, LLTokenizer
-
         with self._lock:
-            matcher = self._compiled.pop(grammar, None)
-            if matcher is None:
-                if self._tokenizer is None:
-                    self._tokenizer = LLTokenizer(
-                        self._described, n_vocab=self._vocab, eos_token=self._eos_ids
-                    )
-                matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            matcher = self._compiled.get(grammar)
+            if matcher is not None:
+                self._compiled.move_to_end(grammar)
+                return matcher
+        # Unlocked: an engine's thread must not wait for what somebody else's grammar takes.
+        matcher = self.compile(grammar)
+        with self._lock:
             self._compiled[grammar] = matcher
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
-            return matcher
+        return matcher
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """Compile ``grammar``, whether it is kept or not; what is wrong with it, it says itself."""
+        from llguidance import LLMatcher
+
+        return LLMatcher(self._ll_tokenizer(), grammar, log_level=0)
+
+    def _ll_tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        with self._making:
+            if self._tokenizer is None:
+                self._tokenizer = LLTokenizer(
+                    self._described, n_vocab=self._vocab, eos_token=self._eos_ids
+                )
+            return self._tokenizer
 
 
 def grammars_of(tokenizer: Tokenizer, vocab: int, eos_ids: Collection[int]) -> Grammars | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import threading
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +17,9 @@ from tilert_engine.torch.grammar import KEPT, Grammars, grammars_of
 from tilert_engine.torch.lanes import ChainOptions
 from tilert_stream.errors import EngineFault, InvalidRequest
 from tilert_stream.events import Limits, Sampling
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 pytest.importorskip("llguidance")
 
@@ -128,3 +133,25 @@ def test_those_asked_for_last_are_kept(grammars: Grammars) -> None:
         with pytest.raises(InvalidRequest) as caught:
             grammars.check(of({"type": "object", "properties": {"a": {"type": 5}}}))
         assert caught.value.param == "response_format.json_schema.schema.properties.a"
+
+
+def test_an_answer_does_not_wait_for_somebody_elses_grammar() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    slow = of({"const": "slow"})
+
+    class Slow(Grammars):
+        def compile(self, grammar: str) -> LLMatcher:
+            if grammar == slow:
+                begun.set()
+                assert go_on.wait(60)
+            return super().compile(grammar)
+
+    grammars = Slow(tokenizer(), len(VOCAB), {EOS})
+    compiling = threading.Thread(target=grammars.check, args=(slow,))
+    compiling.start()
+    try:
+        assert begun.wait(60)
+        grammars.matcher(PAIR).consume(VOCAB.index("{"))
+    finally:
+        go_on.set()
+        compiling.join()
