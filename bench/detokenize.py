@@ -1,4 +1,4 @@
-"""Detokenizing and stop strings, microseconds a token on one-token batches.
+"""Detokenizing, stop strings and output parsers, microseconds a token on one-token batches.
 
     python bench/detokenize.py [path of a tokenizer.json]
 
@@ -20,10 +20,17 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from tilert_stream.events import TextDelta, TokenBatch
+from tilert_stream.events import Finished, OutputFormat, TextDelta, TokenBatch, Tool
+from tilert_stream.fusion import Chain, fuse
+from tilert_stream.link import make_link
 from tilert_stream.model.tokenizer import TextTokenizer
+from tilert_stream.openai.envelope import Envelope
+from tilert_stream.parsers.choice import choose_parser
 from tilert_stream.stages.detokenize import Detokenize, Detokenizer
-from tilert_stream.stages.stop import StopMatcher
+from tilert_stream.stages.parse import ParseOutput
+from tilert_stream.stages.sse import EncodeSSE
+from tilert_stream.stages.stop import StopMatcher, StopStrings
+from tilert_stream.testing import make_request, make_scope
 
 TEXT = (
     "The quick brown fox jumps over the lazy dog; a stream ends when its last token exists.\n"
@@ -119,6 +126,52 @@ def stopping(texts: list[str]) -> None:
     )
 
 
+REASONING = "<think>\n" + TEXT[:3000] + "\n</think>\n\n"
+ARGUMENTS = '{"text": "' + "It’s all there, in words of many kinds. " * 60 + '", "n": [1, 2]}'
+VALUE = TEXT[:3000].replace("\n", " ")
+CALLS = {
+    "hermes": f'<tool_call>\n{{"name": "say", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "glm47": f"<tool_call>say<arg_key>text</arg_key><arg_value>{VALUE}</arg_value></tool_call>",
+    "deepseek": f"<｜tool▁call▁begin｜>say<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>",
+}
+SAY = Tool("say", {"type": "object", "properties": {"text": {"type": "string"}}})
+
+
+def chain_of(stages: Sequence[object], batches: Sequence[TokenBatch]) -> Candidate:
+    """The fused chain up to the bytes of events, as a request runs it: a call a wake."""
+    request = make_request(output=OutputFormat("", (SAY,)))
+
+    def run() -> None:
+        with make_scope(request) as scope:
+            chain: Chain[object, object]
+            chain, _ = fuse([make_link(stage) for stage in stages], scope)
+            for batch in batches:
+                chain.run([batch])
+            chain.run([Finished("stop")])
+
+    return run
+
+
+def parsing(tokenizer: TextTokenizer, detokenize: Detokenize) -> None:
+    encode = EncodeSSE(Envelope("0" * 32, "chat", "m", stream=True, include_usage=True))
+    before = (detokenize, StopStrings())
+    for name, call in CALLS.items():
+        parser = choose_parser(name, None)
+        if parser is None:
+            raise SystemExit(f"there is no parser {name}")
+        for part, text in (("text", TEXT), ("reasoning", REASONING), ("a call", call)):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            batches = [TokenBatch((token_id,)) for token_id in ids]
+            report(
+                f"The fused chain with SSE, {part}",
+                {
+                    "without a parser": chain_of((*before, encode), batches),
+                    f"with {name}": chain_of((*before, ParseOutput(parser), encode), batches),
+                },
+                len(ids),
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("path", type=Path, nargs="?", default=None)
@@ -139,6 +192,7 @@ def main() -> None:
     detokenizing(library, detokenize, continuation * 500, "A run of one bad token")
     decoder = detokenize.decoder()
     stopping([decoder.push(token_id) for token_id in ids])
+    parsing(tokenizer, detokenize)
 
 
 if __name__ == "__main__":

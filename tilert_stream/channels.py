@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .events import TokenBatch
     from .fusion import Segment
     from .mailbox import Mailbox
+    from .telemetry.record import Tally
 
 __all__ = ("CAPACITY", "StageRunner", "interrupted")
 
@@ -99,8 +100,10 @@ class StageRunner(Generic[Out]):
         mailbox: Mailbox[TokenBatch],
         head: Chain[object, object],
         segments: Sequence[Segment],
+        tally: Tally | None = None,
     ) -> None:
         self._mailbox = mailbox
+        self._tally = tally
         self._head = head
         self._segments = segments
         self.interruption = interrupted()
@@ -124,7 +127,10 @@ class StageRunner(Generic[Out]):
         send = _Send(self._head, self._channels[0][0])
         while self._head.outcome is None:
             await self._mailbox.wait()
-            for item in self._mailbox.drain():
+            arrived = self._mailbox.drain()
+            if self._tally is not None:
+                self._tally.note(arrived)
+            for item in arrived:
                 await send(item)
 
     async def _run_stage(self, index: int, segment: Segment) -> None:

@@ -11,18 +11,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from .sampling import PLAIN_CAPABILITIES, Capability, Sampling
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .errors import TilertStreamError
 
 __all__ = (
+    "PLAIN_CAPABILITIES",
+    "Capability",
+    "Channel",
     "FinishReason",
     "Finished",
     "GenerateRequest",
     "Harvest",
     "KVReady",
     "Limits",
+    "OutputFormat",
     "Prefilled",
     "PromptUsage",
     "Reserved",
@@ -30,11 +36,18 @@ __all__ = (
     "TextDelta",
     "TokenBatch",
     "TokenLogprob",
+    "Tool",
+    "ToolCallStart",
 )
 
 FinishReason: TypeAlias = Literal[
     "stop", "length", "tool_calls", "content_filter", "cancelled", "error"
 ]
+
+
+Channel: TypeAlias = Literal["content", "reasoning", "tool_call"]
+"""What a piece of text is to its reader: the answer, the thinking before it, or the arguments of a
+call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +68,6 @@ class Finished:
     def failed(cls, error: TilertStreamError) -> Finished:
         """The end of a request that failed with ``error``."""
         return cls("error", error=error)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is drawn. The defaults are vLLM's; temperature 0 is greedy."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: all tokens."""
-    min_p: float = 0.0
-    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,30 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    parameters: Mapping[str, object] = field(default_factory=dict[str, object])
+    """JSON schema of its arguments, which are an object; empty: anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """What an output parser must know of the request to read its answer."""
+
+    prompt_tail: str = ""
+    """The end of the prompt's text: it says whether the answer begins inside of reasoning."""
+    tools: tuple[Tool, ...] = ()
+    """None: what looks like a call stays text."""
+    parallel_calls: bool = True
+    """False: the answer ends before a second call."""
+    named_call: bool = False
+    """The client has named the function that is called: the end is a plain ``stop``, as OpenAI has
+    it."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """What is to be generated, free of any wire format."""
 
@@ -123,6 +148,8 @@ class GenerateRequest:
     include_stop: bool = False
     """Whether the stop string stays in the text."""
     skip_special_tokens: bool = True
+    output: OutputFormat | None = None
+    """None: the answer is text and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +219,15 @@ class Harvest:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins: its arguments follow, as fragments of JSON text."""
+
+    id: str
+    """Unique: the client sends the result under it."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """New text, and the tokens it came from.
 
@@ -205,3 +241,9 @@ class TextDelta:
     ids: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+    channel: Channel = "content"
+    """An output parser says it; text that none has read is content."""
+    call_index: int = 0
+    """In the channel ``tool_call``: which of the answer's calls ``text`` belongs to, from 0."""
+    call: ToolCallStart | None = None
+    """On the first delta of a call only."""

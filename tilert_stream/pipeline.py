@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from anyio import create_task_group, get_cancelled_exc_class
 
-from .errors import PipelineError
+from .errors import PipelineError, TilertStreamError
+from .events import Finished
 from .lease import Lease, Ledger
-from .lifecycle import Lifecycle
+from .lifecycle import Lifecycle, State
 from .link import Kind, Link, make_link
 from .mailbox import Mailbox
 from .rendering import render
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     from .abc import Source, Stage, Step, Transform
     from .events import GenerateRequest, TokenBatch
+    from .telemetry.observer import Observer
+    from .telemetry.record import RequestRecord
     from .trace import Trace
     from .watchdog import Watchdog
 
@@ -136,6 +139,8 @@ class Pipeline(Generic[Out_co]):
         trace: Trace | None = None,
         coalesce: float = 0,
         watchdog: Watchdog | None = None,
+        record: RequestRecord | None = None,
+        observer: Observer | None = None,
     ) -> Stream[Out_co]:
         """The answer to ``request``, not yet started; whoever starts it must close it.
 
@@ -154,11 +159,17 @@ class Pipeline(Generic[Out_co]):
             mailbox=cast("Mailbox[TokenBatch]", Mailbox()),
             lifecycle=Lifecycle(),
             trace=trace,
+            record=record,
         )
         try:
-            return Stream(self._links, scope, coalesce=coalesce, watchdog=watchdog)
-        except BaseException:
+            return Stream(
+                self._links, scope, coalesce=coalesce, watchdog=watchdog, observer=observer
+            )
+        except BaseException as error:
             scope.lease.release("error")
+            if observer is not None and isinstance(error, TilertStreamError):
+                scope.lifecycle.end(State.FAILED)
+                observer.ended(scope, Finished.failed(error))
             raise
 
     @asynccontextmanager
@@ -170,13 +181,21 @@ class Pipeline(Generic[Out_co]):
         trace: Trace | None = None,
         coalesce: float = 0,
         watchdog: Watchdog | None = None,
+        record: RequestRecord | None = None,
+        observer: Observer | None = None,
     ) -> AsyncGenerator[Stream[Out_co]]:
         """Run ``request`` in a task group of its own; leaving gives back all it holds.
 
         Iterate over the stream for lists of items, each what one wake has made ready.
         """
         stream = self.stream(
-            request, ledger=ledger, trace=trace, coalesce=coalesce, watchdog=watchdog
+            request,
+            ledger=ledger,
+            trace=trace,
+            coalesce=coalesce,
+            watchdog=watchdog,
+            record=record,
+            observer=observer,
         )
         failure: BaseException | None = None
         async with create_task_group() as tasks:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .lease import Lease
     from .lifecycle import Lifecycle
     from .mailbox import Mailbox
+    from .telemetry.record import RequestRecord
     from .trace import Trace
 
 __all__ = ("RequestScope",)
@@ -28,6 +29,8 @@ class RequestScope:
     """The only hop a token pays."""
     lifecycle: Lifecycle
     trace: Trace | None = None
+    record: RequestRecord | None = None
+    """What is noted for whoever looks on; None where nobody does."""
     usage: PromptUsage = field(init=False)
     """The prompt's tokens: counted here, until prefill reports its own count."""
 

@@ -19,6 +19,8 @@ from .channels import interrupted
 from .completion import Completion
 from .errors import EngineDied, NotReady
 from .lease import Ledger
+from .telemetry.observer import Observers
+from .telemetry.record import RequestRecord
 from .time_limits import TimeLimits
 from .watchdog import Watchdog
 
@@ -77,6 +79,8 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         self.pipeline = pipeline
         self.ledger = Ledger()
         """What all requests together hold; empty when none lives."""
+        self.observers = Observers()
+        """Who is told of requests; whoever is to be told of all is added before the first."""
         self._workers = workers
         self._resources = resources
         self._trace = trace
@@ -164,9 +168,12 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         self,
         request: GenerateRequest,
         encode: Callable[[RequestScope], Transform[Out, Encoded]],
+        *,
+        record: RequestRecord | None = None,
     ) -> AbstractAsyncContextManager[Stream[Encoded]]:
         """Run ``request``, its text going through ``encode``; leaving gives everything back.
 
+        :param record: what observers are to know of it besides; its tokens are counted there.
         :raises ~tilert_stream.errors.NotReady: the service has not been entered.
         :raises ~tilert_stream.errors.EngineDied: an engine is dead.
         """
@@ -178,7 +185,12 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
             trace=self._trace,
             coalesce=self._coalesce,
             watchdog=self._watchdog,
+            record=self._recorded(record),
+            observer=self.observers or None,
         )
+
+    def _recorded(self, record: RequestRecord | None) -> RequestRecord | None:
+        return RequestRecord() if record is None and self.observers else record
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Out]:
         """The answer to ``request``, item by item, without any wire format.
@@ -196,6 +208,8 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
             trace=self._trace,
             coalesce=self._coalesce,
             watchdog=self._watchdog,
+            record=self._recorded(None),
+            observer=self.observers or None,
         )
         self._streams.add(stream)
         stream.start(tasks)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .fusion import Chain
     from .link import Link
     from .scope import RequestScope
+    from .telemetry.observer import Observer
     from .watchdog import Watchdog
 
 __all__ = ("Stream",)
@@ -50,6 +51,7 @@ class Stream(Generic[Out]):
     :param links: the whole pipeline.
     :param coalesce: seconds to wait for more after each wake; 0 sends what is there.
     :param watchdog: ends it when one of its time limits has run out.
+    :param observer: is told when it begins and when it has ended; it never raises.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Stream(Generic[Out]):
         *,
         coalesce: float = 0,
         watchdog: Watchdog | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.scope = scope
         self.outcome: Finished | None = None
@@ -67,19 +70,23 @@ class Stream(Generic[Out]):
         self._producing = True
         self._coalesce = coalesce
         self._watchdog = watchdog
+        self._observer = observer
+        self._tally = None if scope.record is None else scope.record.tokens
         self._cancel_scope = CancelScope()
         self._upstream = [link for link in links if link.kind in (Kind.STEP, Kind.SOURCE)]
         head, segments = fuse(links[len(self._upstream) :], scope)
         self._head = cast("Chain[object, Out]", head)
         self._stages: StageRunner[Out] | None = None
         if segments:
-            self._stages = StageRunner(scope.mailbox, head, segments)
+            self._stages = StageRunner(scope.mailbox, head, segments, self._tally)
 
     def start(self, task_group: TaskGroup) -> None:
         """Let the request begin, in a task of ``task_group``. It never raises there."""
         mark(self.scope.trace, self.scope.request.id, "request", "started")
         if self._watchdog is not None:
             self._watchdog.add(self)
+        if self._observer is not None:
+            self._observer.began(self.scope)
         task_group.start_soon(self._run, name=f"request {self.scope.request.id}")
 
     async def _run(self) -> None:
@@ -139,7 +146,10 @@ class Stream(Generic[Out]):
 
         Only for a pipeline without a stage that awaits.
         """
-        items = self._head.run(self.scope.mailbox.drain())
+        arrived = self.scope.mailbox.drain()
+        if self._tally is not None:
+            self._tally.note(arrived)
+        items = self._head.run(arrived)
         self.outcome = self._head.outcome
         return items
 
@@ -202,6 +212,8 @@ class Stream(Generic[Out]):
             self._cancel_scope.cancel()
         if self._stages is not None:
             self._stages.close()
+        if self._observer is not None:
+            self._observer.ended(self.scope, outcome)
         phase: Literal["complete", "failed"] = "failed" if outcome.error else "complete"
         mark(self.scope.trace, self.scope.request.id, "request", phase, outcome.error)
 

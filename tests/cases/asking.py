@@ -16,6 +16,7 @@ import orjson
 from tests.tokenizers import families
 from tilert_engine.scripted import Script, ScriptedDecode, ScriptedPrefill
 from tilert_stream.asgi import App
+from tilert_stream.events import PLAIN_CAPABILITIES, Capability
 from tilert_stream.model.card import ModelCard
 from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.nodes.local import local_service
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Scope
 
+    from tilert_stream.parsers.abc import OutputParser
     from tilert_stream.testing import Gate
     from tilert_stream.time_limits import TimeLimits
 
@@ -49,6 +51,7 @@ class ByteApp(App):
         queue_timeout: float = 30,
         template: str = TEMPLATE,
         time_limits: TimeLimits | None = None,
+        parser: OutputParser | None = None,
         **options: Any,
     ) -> None:
         script = Script() if script is None else script
@@ -59,6 +62,7 @@ class ByteApp(App):
             BYTE,
             queue_timeout=queue_timeout,
             time_limits=time_limits,
+            parser=parser,
         )
         card = ModelCard(
             names=("byte",),
@@ -68,6 +72,8 @@ class ByteApp(App):
             created=1_700_000_000,
             chat_template=ChatTemplate(template),
             eos_ids=frozenset({EOS}),
+            capabilities=PLAIN_CAPABILITIES
+            | frozenset[Capability]({"tools"} if parser and parser.tools else ()),
         )
         super().__init__(service, card, **options)
 

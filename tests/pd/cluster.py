@@ -143,7 +143,7 @@ class Cluster:
                     await node.start(tasks)
                     stack.callback(node.server.drain)
                 self.routers: list[App] = []
-                self._prefill_port = prefill.port
+                self.prefill_port = prefill.port
                 router = await self.add_router()
                 self.router = self.routers[0]
                 self.origin = router.origin
@@ -159,7 +159,7 @@ class Cluster:
         app = build_router(
             RouterConfig(
                 model="bytes",
-                prefill_nodes=(f"http://127.0.0.1:{self._prefill_port}",),
+                prefill_nodes=(f"http://127.0.0.1:{self.prefill_port}",),
                 decode_nodes=tuple(
                     f"127.0.0.1:{port.port}:{node.port}"
                     for port, node in zip(self.ports, self.decode_nodes, strict=True)

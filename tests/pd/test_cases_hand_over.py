@@ -392,13 +392,12 @@ async def test_pd_05_pd_07_one_token_needs_no_kv_cache_and_leaves_no_slot(stream
 @pytest.mark.parametrize(
     ("given", "status", "code"),
     [
-        ({"n": 2}, 400, "unsupported_parameter"),
         ({"logprobs": True, "top_logprobs": 2}, 400, "unsupported_parameter"),
         ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter"),
         ({"max_tokens": LONGEST - 2}, 400, "context_length_exceeded"),
     ],
 )
-async def test_pd_15_pd_16_pd_18_kv_05_what_cannot_be_served_is_told_before_prefill(
+async def test_pd_16_pd_18_kv_05_what_cannot_be_served_is_told_before_prefill(
     given: dict[str, Any], status: int, code: str, stream: bool
 ) -> None:
     prefilled: list[int] = []

@@ -9,10 +9,11 @@ import pytest
 
 from tests.pd.cluster import LONGEST, Cluster, ScriptedModel
 from tilert_engine.scripted import Script, ScriptedDecode
+from tilert_stream.events import Capability
 
 
 class Plain(ScriptedDecode):
-    lacks = frozenset({"min_p", "seed"})
+    capabilities: frozenset[Capability] = frozenset()
 
 
 @pytest.mark.parametrize(
@@ -20,8 +21,13 @@ class Plain(ScriptedDecode):
     [
         ({"min_p": 0.1}, {"min_p": 0}),
         ({"seed": 0}, {"seed": 0, "temperature": 0}),
+        ({"logprobs": True}, {"logprobs": False}),
+        ({"presence_penalty": 1}, {"presence_penalty": 0}),
+        ({"frequency_penalty": 1}, {"frequency_penalty": 0}),
+        ({"repetition_penalty": 2}, {"repetition_penalty": 1}),
+        ({"logit_bias": {"5": 1}}, {"logit_bias": {}}),
     ],
-    ids=["min_p", "seed"],
+    ids=lambda given: next(iter(given)),
 )
 async def test_it_is_a_400_before_prefill_and_the_next_request_is_served(
     asked: dict[str, Any], harmless: dict[str, Any]
@@ -37,5 +43,6 @@ async def test_it_is_a_400_before_prefill_and_the_next_request_is_served(
         assert next(iter(asked)) in answer.message
         await cluster.idle()
         assert prompts == []
+        assert (await cluster.look("/v1/models"))["data"][0]["capabilities"] == []
         assert (await cluster.ask(max_tokens=5, **harmless)).text == "abcab"
         assert len(prompts) > 0

@@ -60,10 +60,14 @@ OTHER: dict[str, tuple[str, Any]] = {
     "done_after_error": ("true", True),
     "log_level": ("debug", "debug"),
     "access_log": ("false", False),
+    "request_log": ("requests.jsonl", "requests.jsonl"),
+    "metrics_aliases": ("vllm", "vllm"),
     "stages": (
         "shop.moderation:Moderate@after=detokenize",
         (StagePlacement("shop.moderation:Moderate", "after", "detokenize"),),
     ),
+    "output_parser": ("hermes", "hermes"),
+    "reasoning_field": ("reasoning", "reasoning"),
     "print_pipeline": ("true", True),
 }
 """For each option a text, and the value it stands for, which is not the default."""

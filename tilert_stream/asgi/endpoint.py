@@ -6,16 +6,17 @@ And the answers that every app of ours gives alike.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
 from ..openai.encoding import dumps
 from ..openai.objects import model_list
-from .request_id import id_header
+from .request_id import answer_id, id_header
 from .response import ErrorResponse, JSONBody
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from starlette.types import Receive, Scope, Send
 
@@ -52,7 +53,7 @@ class Endpoint:
         except Cancelled:
             logger.info("%s %s: the client left", scope["method"], scope["path"])
         except TilertStreamError as error:
-            headers = (*self._allow(error), *id_header())
+            headers = (*self._allow(error), *id_header(answer_id(scope)))
             await ErrorResponse(error, headers)(scope, receive, send)
 
     def _handler(self, method: str) -> Handler:
@@ -85,12 +86,24 @@ def ready_answer(service: Service[Any]) -> Handler:
     return answer
 
 
-def models_answer(card: ModelCard, keys: KeyRing) -> Handler:
-    """``GET /v1/models``, for whoever has a key."""
+def models_answer(
+    card: ModelCard,
+    keys: KeyRing,
+    shared: Callable[[], Awaitable[Collection[str] | None]] | None = None,
+) -> Handler:
+    """``GET /v1/models``, for whoever has a key.
+
+    :param shared: what the engines elsewhere can do, of all that ``card`` has; None: nobody knows.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         keys.check(scope["headers"])
-        await JSONBody(dumps(model_list([card])))(scope, receive, send)
+        told = None if shared is None else await shared()
+        shown = card
+        if told is not None:
+            able = frozenset(each for each in card.capabilities if each in told or each == "tools")
+            shown = replace(card, capabilities=able)
+        await JSONBody(dumps(model_list([shown])))(scope, receive, send)
 
     return answer
 
@@ -100,7 +113,7 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
         return
     error = NotFound(f"no such path: {_cut(scope['path'])}")
-    await ErrorResponse(error, id_header())(scope, receive, send)
+    await ErrorResponse(error, id_header(answer_id(scope)))(scope, receive, send)
 
 
 def _cut(given: str) -> str:

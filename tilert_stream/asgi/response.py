@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ..errors import TilertStreamError
 from ..events import Finished
 from ..openai.errors import error_body, error_headers
+from ..telemetry.timeline import Timeline
 from .disconnect import while_there
 from .wakes import SEND_NOW, Heartbeats, SentNow
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from ..scope import RequestScope
     from ..stream import Stream
     from .disconnect import DisconnectListener
 
@@ -78,6 +80,7 @@ class StreamResponse:
     :param cut_on_error: how a stream that has begun ends on an error: cut, or (False) like a
         complete one, for clients that need it so.
     :param refuse: makes the answer for an error that nothing has been sent before.
+    :param server_timing: say where the time went, in the head of an answer that is sent whole.
     :param heartbeat: seconds of silence, from the reservation of a slot on, after which an event
         stream gets a comment; ``inf``: never.
     """
@@ -91,6 +94,7 @@ class StreamResponse:
         cut_on_error: bool = True,
         refuse: Callable[[TilertStreamError, Headers], ASGIApp] = ErrorResponse,
         heartbeat: float = inf,
+        server_timing: bool = False,
     ) -> None:
         self._opened = opened
         self._content = content
@@ -98,6 +102,7 @@ class StreamResponse:
         self._cut_on_error = cut_on_error
         self._refuse = refuse
         self._heartbeat = heartbeat
+        self._server_timing = server_timing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
@@ -155,7 +160,7 @@ class StreamResponse:
             listener.over = over
             if not started:
                 started = True
-                await send(self._start(len(body) if over else None))
+                await send(self._start(stream.scope, len(body) if over else None))
             await send({"type": "http.response.body", "body": body, "more_body": not over})
         outcome = stream.outcome
         failed = outcome is not None and outcome.error is not None
@@ -163,15 +168,20 @@ class StreamResponse:
             # The end came behind the last bytes: the encoder had nothing more to say.
             listener.over = True
             if not started:
-                await send(self._start(0))
+                await send(self._start(stream.scope, 0))
             await send({"type": "http.response.body"})
             return None
         return None if started else outcome
 
-    def _start(self, length: int | None) -> dict[str, object]:
+    def _start(self, request: RequestScope, length: int | None) -> dict[str, object]:
         headers = [*self._content, *self._headers]
+        if request.record is not None:
+            request.record.status = 200
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
+            if self._server_timing:
+                spent = Timeline.of(request).server_timing()
+                headers.append((b"server-timing", spent.encode()))
         return {"type": "http.response.start", "status": 200, "headers": headers}
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated
 
+from ..errors import ConfigError
+from ..openai.envelope import REASONING_FIELDS
 from .option import Option, Options, StagePlacement
 
-__all__ = ("LimitOptions", "PipelineOptions", "QueueOptions")
+__all__ = ("LimitOptions", "ParserOptions", "PipelineOptions", "QueueOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,37 @@ class QueueOptions(LimitOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineOptions(Options):
+class ParserOptions(Options):
+    """How answers are read."""
+
+    output_parser: Annotated[
+        str,
+        Option(
+            "Pipeline",
+            "What reads reasoning and tool calls out of answers: glm47, deepseek, hermes, think,"
+            " none, a plugin's name, or auto: what the model's chat template certainly writes.",
+        ),
+    ] = "auto"
+    reasoning_field: Annotated[
+        str,
+        Option(
+            "Pipeline",
+            "The name of reasoning in messages and deltas: reasoning_content, reasoning, or both.",
+        ),
+    ] = "both"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reasoning_field not in (known := ("both", *REASONING_FIELDS)):
+            raise ConfigError(
+                f"reasoning_field is {self.reasoning_field!r}; it must be one of"
+                f" {', '.join(known)}.",
+                param="reasoning_field",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions(ParserOptions):
     """Stages of the operator's own."""
 
     stages: Annotated[

@@ -150,3 +150,15 @@ class LogOptions(Options):
         bool,
         Option("Log", "Whether each request is logged, one line each.", default="it is"),
     ] = True
+    request_log: Annotated[
+        str | None,
+        Option(
+            "Telemetry",
+            "File that a JSON line of each request is appended to, with its timeline; - is stdout.",
+            default="none",
+        ),
+    ] = None
+    metrics_aliases: Annotated[
+        Literal["none", "vllm"],
+        Option("Telemetry", "Whose names /metrics has beside its own."),
+    ] = "none"

@@ -6,19 +6,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ConfigError
-from ..events import Sampling
+from ..events import PLAIN_CAPABILITIES, Capability, Sampling
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ..events import Tool
     from .chat_template import ChatTemplate
 
 __all__ = ("ModelCard", "TextEncoder")
 
 
 class TextEncoder(Protocol):
-    """The half of a tokenizer that turns a prompt into ids."""
+    """Of a tokenizer, what a prompt goes through; and back, where a client asks for that."""
 
     def encode(self, text: str, /, *, add_special_tokens: bool) -> tuple[int, ...]:
         """The ids of ``text``; with ``add_special_tokens``, what the model expects around it."""
+        ...
+
+    def decode(self, ids: Iterable[int], /, *, skip_special_tokens: bool) -> str:
+        """The text of ``ids``."""
         ...
 
 
@@ -41,6 +48,14 @@ class ModelCard:
     default_sampling: Sampling = field(default_factory=Sampling)
     """For what a request leaves out, as the model's ``generation_config.json`` says."""
     owned_by: str = "tilert_stream"
+    capabilities: frozenset[Capability] = PLAIN_CAPABILITIES
+    """A request that needs another is refused before any work."""
+    call_grammar: Callable[[Sequence[Tool], bool], str | None] | None = None
+    """How calls of some tools, one or (True) several, must be written to be read out of an answer;
+    None: no call can be forced."""
+    check_grammar: Callable[[str], None] | None = None
+    """Compiles a grammar, and raises ``InvalidRequest`` for one that cannot be followed; blocks.
+    None: that is found out by whoever holds the answer to it."""
 
     def __post_init__(self) -> None:
         if not self.names:

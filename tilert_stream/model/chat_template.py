@@ -41,6 +41,7 @@ class ChatTemplate:
             raise ConfigError(
                 f"the model's chat template is not valid Jinja: {error.message}"
             ) from error
+        self.source = source
         self._raised = RaisedByTemplate
         self._special_tokens = dict(special_tokens or {})
 

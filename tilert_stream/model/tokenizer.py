@@ -6,6 +6,7 @@ token's spelling, which ids are special, and the steps of the decoder.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import orjson
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 from ..errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from os import PathLike
 
 __all__ = ("DecoderStep", "TextTokenizer")
@@ -64,6 +65,15 @@ class TextTokenizer:
         except Exception as error:
             raise ValueError(f"{path} is no tokenizer.json: {error}") from error
         return cls(tokenizer)
+
+    def showing(self, texts: Collection[str]) -> TextTokenizer:
+        """The same tokenizer, to which the tokens ``texts`` are not special: they have text."""
+        hidden = frozenset(i for i in self.special_ids if self.tokens[i] not in texts)
+        if hidden == self.special_ids:
+            return self
+        shown = copy(self)
+        shown.special_ids = hidden
+        return shown
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """The ids of ``text``; with ``add_special_tokens`` the model's BOS and the like too.

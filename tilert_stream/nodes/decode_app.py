@@ -10,6 +10,7 @@ TileRT's paths and bodies, and what ours adds:
 ``GET /decode_status``   ``idle`` while a slot is free
 ``GET /health``          the process answers
 ``GET /ready``           ours: it takes requests
+``GET /metrics``         ours: Prometheus' text
 =======================  =====================================================================
 
 Errors of ``/pd/*`` are flat, as TileRT's: ``{"error": "…", "code": "…", "rid": "…"}``.
@@ -30,12 +31,14 @@ from tilert_stream.asgi.endpoint import (
     not_found,
     ready_answer,
 )
-from tilert_stream.asgi.request_body import read_body
+from tilert_stream.asgi.request_body import check_grammar, read_body
+from tilert_stream.asgi.request_id import answer_id
 from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
 from tilert_stream.errors import Cancelled, NotFound, TilertStreamError
 from tilert_stream.openai.encoding import dumps
 from tilert_stream.openai.errors import error_headers
 from tilert_stream.stages.lines import NDJSON, EncodeLines, EncodeTokens
+from tilert_stream.telemetry.record import RequestRecord
 from tilert_transports.control.auth import SIGNATURE_HEADER
 from tilert_transports.control.errors import HandshakeRefused
 from tilert_transports.control.layout import describe, differences
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from tilert_stream.scope import RequestScope
     from tilert_stream.service import Service
     from tilert_stream.stream import Stream
+    from tilert_stream.telemetry.telemetry import Telemetry
     from tilert_transports.control.auth import RequestVerifier
 
     from .decode_node import DecodeNode, DecodeOrder
@@ -77,6 +81,8 @@ class DecodeApp:
     :param eos_ids: the served model's stop tokens.
     :param port: where KV caches come in; entered, like ``service``, by the lifespan.
     :param verifier: checks that a request comes from this cluster; None lets everybody in.
+    :param telemetry: counts requests and logs them; None: nobody does, and ``/metrics`` is not
+        there.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class DecodeApp:
         eos_ids: frozenset[int],
         port: AbstractAsyncContextManager[object],
         verifier: RequestVerifier | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.node = node
         self.service = service
@@ -96,6 +103,8 @@ class DecodeApp:
         self._port = port
         self._verifier = verifier
         self._streams: dict[str, Stream[bytes]] = {}
+        if telemetry is not None:
+            telemetry.watch(service)
         self._router = Router(
             routes=[
                 Route("/pd/reserve", Endpoint(POST=self._signed(self._reserve))),
@@ -105,6 +114,7 @@ class DecodeApp:
                 Route("/decode_status", Endpoint(GET=self._status)),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
                 Route("/ready", Endpoint(GET=ready_answer(service))),
+                *([] if telemetry is None else [telemetry.route()]),
             ],
             redirect_slashes=False,
             default=not_found,
@@ -170,12 +180,15 @@ class DecodeApp:
         await JSONBody(dumps({"rid": asked.rid, "ttl": ttl}))(scope, receive, send)
 
     async def _decode(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = read(DecodeBody, body)
-        order = to_order(asked, self._eos_ids)
-        streamed = asked.stream is not False
+        record = RequestRecord(answer_id(scope), endpoint=scope["path"])
+        with self.service.observers.refusals(record):
+            asked = read(DecodeBody, body)
+            order = to_order(asked, self._eos_ids)
+            await check_grammar(order, self.node.check_grammar)
+        record.stream = streamed = asked.stream is not False
         encode = EncodeLines(order.times) if streamed else EncodeTokens(order.times)
         response = StreamResponse(
-            self._open(order, encode),
+            self._open(order, encode, record),
             content=NDJSON if streamed else JSON,
             cut_on_error=False,
             refuse=lambda error, _headers: _FlatError(error, order.id),
@@ -187,8 +200,9 @@ class DecodeApp:
         self,
         order: DecodeOrder,
         encode: Callable[[RequestScope], Transform[TokenBatch, bytes]],
+        record: RequestRecord,
     ) -> AsyncGenerator[Stream[bytes]]:
-        async with self.service.open(order, encode) as stream:
+        async with self.service.open(order, encode, record=record) as stream:
             self._streams[order.id] = stream
             try:
                 yield stream
@@ -216,6 +230,7 @@ class DecodeApp:
             "current_rid": requests[0] if requests else None,
             "slots": slots.slots,
             "busy": slots.busy,
+            "capabilities": sorted(self.node.capabilities),
         }
         await JSONBody(dumps(answer))(scope, receive, send)
 

@@ -18,6 +18,7 @@ from tilert_stream.service import Service
 from tilert_stream.stages.decode import Decode
 from tilert_stream.stages.detokenize import Detokenize
 from tilert_stream.stages.kv_import import ImportKV
+from tilert_stream.stages.parse import ParseOutput
 from tilert_stream.stages.prefill import Prefill
 from tilert_stream.stages.reserve import Reserve
 from tilert_stream.stages.stop import StopStrings
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tilert_stream.cluster.admission import Ticket
     from tilert_stream.events import GenerateRequest, TextDelta
     from tilert_stream.model.tokenizer import TextTokenizer
+    from tilert_stream.parsers.abc import OutputParser
     from tilert_stream.scope import RequestScope
     from tilert_stream.time_limits import TimeLimits
     from tilert_stream.trace import Trace
@@ -126,11 +128,13 @@ def local_service(
     trace: Trace | None = None,
     coalesce: float = 0,
     time_limits: TimeLimits | None = None,
+    parser: OutputParser | None = None,
 ) -> Service[TextDelta]:
     """Everything in one process: two engines that share nothing but the KV cache handed over.
 
     :param queue_timeout: seconds a request waits for a decode slot; 0 refuses at once.
     :param max_queue: how many requests may wait.
+    :param parser: reads reasoning and tool calls out of answers; None: they are text.
     :param coalesce: seconds to wait for more tokens after each wake.
     :param time_limits: how long each part of a request may take.
     """
@@ -144,9 +148,11 @@ def local_service(
         .then(Prefill(prefill_node))
         .then(ImportKV(decode_node))
         .then(Decode(decode_node))
-        .then(Detokenize(tokenizer))
+        .then(Detokenize(tokenizer if parser is None else tokenizer.showing(parser.markers)))
         .then(StopStrings())
     )
+    if parser is not None:
+        pipeline = pipeline.then(ParseOutput(parser))
     return Service(
         pipeline,
         workers=(prefill_worker, decode_worker),

@@ -7,7 +7,7 @@ the first token's id in both of vLLM's ways. ``kv_transfer_params`` says where t
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from starlette.routing import Route, Router
 
@@ -19,10 +19,14 @@ from tilert_stream.asgi.endpoint import (
     not_found,
     ready_answer,
 )
-from tilert_stream.asgi.request_body import parse_body, read_body
+from tilert_stream.asgi.request_body import check_grammar, parse_body, read_body
+from tilert_stream.asgi.request_id import answer_id
 from tilert_stream.asgi.response import JSON, StreamResponse
 from tilert_stream.openai.encoding import dumps
-from tilert_stream.openai.objects import response
+from tilert_stream.openai.logprobs import chat_logprobs, completion_logprobs
+from tilert_stream.openai.objects import choice_object, response
+from tilert_stream.openai.token_names import TokenNames
+from tilert_stream.telemetry.record import RequestRecord
 
 from .prefill_orders import read_prefill_order
 
@@ -34,13 +38,14 @@ if TYPE_CHECKING:
 
     from tilert_stream.abc import Transform
     from tilert_stream.asgi.endpoint import Handler
-    from tilert_stream.events import Finished, TokenBatch
+    from tilert_stream.events import Finished, TokenBatch, TokenLogprob
     from tilert_stream.model.card import ModelCard
     from tilert_stream.model.tokenizer import TextTokenizer
     from tilert_stream.openai.envelope import Endpoint as EndpointKind
     from tilert_stream.openai.envelope import Envelope
     from tilert_stream.scope import RequestScope
     from tilert_stream.service import Service
+    from tilert_stream.telemetry.telemetry import Telemetry
 
 __all__ = ("PrefillApp",)
 
@@ -50,6 +55,8 @@ class PrefillApp:
 
     :param desk: where KV caches leave; entered, like ``service``, by the lifespan.
     :param api_keys: one of them must come as bearer token with every ``/v1`` request; none: open.
+    :param telemetry: counts requests and logs them; None: nobody does, and ``/metrics`` is not
+        there.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class PrefillApp:
         *,
         api_keys: Iterable[str] = (),
         max_body_bytes: int = 32 * 1024 * 1024,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.service = service
         self._card = card
@@ -68,6 +76,8 @@ class PrefillApp:
         self._desk = desk
         self._keys = KeyRing(api_keys)
         self._max_body_bytes = max_body_bytes
+        if telemetry is not None:
+            telemetry.watch(service)
         self._router = Router(
             routes=[
                 Route("/v1/completions", Endpoint(POST=self._prefill("completion"))),
@@ -75,6 +85,7 @@ class PrefillApp:
                 Route("/v1/models", Endpoint(GET=models_answer(card, self._keys))),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
                 Route("/ready", Endpoint(GET=ready_answer(service))),
+                *([] if telemetry is None else [telemetry.route()]),
             ],
             redirect_slashes=False,
             default=not_found,
@@ -93,11 +104,16 @@ class PrefillApp:
 
     def _prefill(self, kind: EndpointKind) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            self._keys.check(scope["headers"])
-            body = await read_body(scope, receive, self._max_body_bytes)
-            order, envelope = await parse_body(read_prefill_order, body, self._card, kind)
-            encode = _EncodeFirstToken(envelope, self._tokenizer)
-            answer = StreamResponse(self.service.open(order, encode), content=JSON)
+            record = RequestRecord(answer_id(scope), endpoint=scope["path"], stream=False)
+            with self.service.observers.refusals(record):
+                self._keys.check(scope["headers"])
+                body = await read_body(scope, receive, self._max_body_bytes)
+                order, envelope = await parse_body(read_prefill_order, body, self._card, kind)
+                record.model = envelope.model
+                await check_grammar(order, self._card.check_grammar)
+                encode = _EncodeFirstToken(envelope, self._tokenizer)
+                opened = self.service.open(order, encode, record=record)
+            answer = StreamResponse(opened, content=JSON)
             await answer(scope, receive, send)
 
         return handle
@@ -120,23 +136,28 @@ class _FirstToken:
         self._tokenizer = tokenizer
         self._scope = scope
         self._ids: tuple[int, ...] = ()
+        self._told: tuple[TokenLogprob, ...] = ()
 
     def feed(self, batch: TokenBatch) -> Iterable[bytes]:
         self._ids += batch.ids
+        self._told += batch.logprobs or ()
         return ()
 
     def finish(self, outcome: Finished) -> Iterable[bytes]:
         if outcome.error is not None:
             return ()
         text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        answer = response(self._envelope, text, outcome, self._scope.usage, len(self._ids))
-        names = [f"token_id:{token}" for token in self._ids]
-        (choice,) = cast("list[dict[str, object]]", answer["choices"])
-        choice["token_ids"] = self._ids
-        choice["logprobs"] = (
-            {"content": [{"token": name} for name in names]}
-            if self._envelope.kind == "chat"
-            else {"tokens": names}
-        )
+        details = {"token_ids": self._ids, "logprobs": self._logprobs()}
+        choice = choice_object(self._envelope, text, outcome, details=details)
+        answer = response(self._envelope, (choice,), self._scope.usage, len(self._ids))
         answer["kv_transfer_params"] = None
         return (dumps(answer),)
+
+    def _logprobs(self) -> dict[str, object]:
+        """The ids, and their log-probabilities where a router wants them."""
+        chat = self._envelope.kind == "chat"
+        if self._told:
+            shape = chat_logprobs if chat else completion_logprobs
+            return shape(self._told, TokenNames(self._tokenizer), as_ids=True)
+        names = [f"token_id:{token}" for token in self._ids]
+        return {"content": [{"token": name} for name in names]} if chat else {"tokens": names}

@@ -26,7 +26,7 @@ from anyio import (
 from tilert_stream.cluster.prompt_digest import prompt_digest
 from tilert_stream.errors import NotReady, TilertStreamError
 from tilert_stream.events import Finished, GenerateRequest, Reserved, TokenBatch
-from tilert_stream.lifecycle import State
+from tilert_stream.lifecycle import CLOCK, State
 from tilert_stream.nodes.local import LocalPrefill
 from tilert_transports.control.errors import GrantGone
 
@@ -36,7 +36,7 @@ from .hand_over.staging import StagingMemory
 from .landing_port import transport_maker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskGroup
 
@@ -64,6 +64,8 @@ class HandOverDesk(AsyncContextManagerMixin):
     :param stagings: prompts of the longest kind whose KV caches can wait at once.
     :param timeout: seconds that one may take from its first token to the decode node.
     :param key: the cluster's.
+    :param on_delivered: is told the bytes of each KV cache that was handed over, and the seconds
+        from its first token on.
     """
 
     def __init__(
@@ -75,12 +77,14 @@ class HandOverDesk(AsyncContextManagerMixin):
         stagings: int,
         timeout: float,
         key: ClusterKey | None = None,
+        on_delivered: Callable[[int, float], object] | None = None,
     ) -> None:
         self._layout = layout
         self._make_transport = transport_maker(transport, host=host)
         self._staging_bytes = stagings * layout.staging_bytes(layout.max_seq_len)
         self._timeout = timeout
         self._key = key
+        self._on_delivered = on_delivered
         self._courier: NodeCourier | None = None
         self._staging: StagingMemory | None = None
         self._tasks: TaskGroup | None = None
@@ -137,6 +141,7 @@ class HandOverDesk(AsyncContextManagerMixin):
         courier, staging = self._courier, self._staging
         if courier is None or staging is None:
             return
+        begun = CLOCK()
         try:
             with fail_after(self._timeout):
                 piece = await to_thread.run_sync(
@@ -155,6 +160,8 @@ class HandOverDesk(AsyncContextManagerMixin):
                     await courier.deliver(parcel)
                 finally:
                     staging.give_back(piece)
+                if self._on_delivered is not None:
+                    self._on_delivered(parcel.nbytes, CLOCK() - begun)
         except TimeoutError:
             logger.warning("request %s was not handed over in %g s", request_id, self._timeout)
         except GrantGone as error:

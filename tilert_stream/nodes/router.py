@@ -23,6 +23,7 @@ from tilert_stream.service import Service
 from tilert_stream.stages.decode import Decode
 from tilert_stream.stages.detokenize import Detokenize
 from tilert_stream.stages.kv_import import ImportKV
+from tilert_stream.stages.parse import ParseOutput
 from tilert_stream.stages.prefill import Prefill
 from tilert_stream.stages.reserve import Reserve
 from tilert_stream.stages.stop import StopStrings
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tilert_stream.events import TextDelta
     from tilert_stream.http.client import Origin
     from tilert_stream.model.tokenizer import TextTokenizer
+    from tilert_stream.parsers.abc import OutputParser
     from tilert_stream.time_limits import TimeLimits
     from tilert_stream.trace import Trace
 
@@ -106,9 +108,11 @@ def remote_service(
     trace: Trace | None = None,
     coalesce: float = 0,
     time_limits: TimeLimits | None = None,
+    parser: OutputParser | None = None,
 ) -> Service[TextDelta]:
     """The service of a router: what ``local_service`` is for one process.
 
+    :param parser: reads reasoning and tool calls out of answers; None: they are text.
     :param coalesce: seconds to wait for more tokens after each wake.
     :param time_limits: how long each part of a request may take.
     """
@@ -127,9 +131,11 @@ def remote_service(
         .then(Prefill(RemotePrefill(nodes.prefill)))
         .then(ImportKV(decode))
         .then(Decode(decode))
-        .then(Detokenize(tokenizer))
+        .then(Detokenize(tokenizer if parser is None else tokenizer.showing(parser.markers)))
         .then(StopStrings())
     )
+    if parser is not None:
+        pipeline = pipeline.then(ParseOutput(parser))
     return Service(
         pipeline, resources=(outgoing,), trace=trace, coalesce=coalesce, time_limits=time_limits
     )

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from ..errors import InvalidRequest, UnsupportedParameter
 from .describe import describe
+from .tools import ToolCall, parse_arguments
 from .validation import WireModel
 
 if TYPE_CHECKING:
@@ -45,38 +46,59 @@ class Message(WireModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    tool_calls: object = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     function_call: object = None
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """``messages`` with their content as strings; text parts are joined by a line feed, as in vLLM.
 
-    :raises ~tilert_stream.errors.InvalidRequest: a message has no content.
-    :raises ~tilert_stream.errors.UnsupportedParameter: a part is no text, or a tool was called.
+    Reasoning goes by the name that templates read it by, ``reasoning_content``.
+
+    :raises ~tilert_stream.errors.InvalidRequest: a message has no content, or a call's arguments
+        are no JSON object.
+    :raises ~tilert_stream.errors.UnsupportedParameter: a part is no text, or ``function_call``.
     """
     return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _plain(message: Message, param: str) -> dict[str, object]:
-    for name, calls in (
-        ("tool_calls", message.tool_calls),
-        ("function_call", message.function_call),
-    ):
-        if calls is not None and calls != []:
-            raise UnsupportedParameter(
-                f"{param}.{name} is {describe(calls)}; this server does not serve tools: leave it"
-                " out",
-                param=f"{param}.{name}",
-            )
+    if message.function_call is not None:
+        raise UnsupportedParameter(
+            f"{param}.function_call is {describe(message.function_call)}; it is superseded: send"
+            " tool_calls",
+            param=f"{param}.function_call",
+        )
     plain: dict[str, object] = {
         name: value for name, value in (message.model_extra or {}).items() if value is not None
     }
+    if "reasoning" in plain:
+        plain.setdefault("reasoning_content", plain["reasoning"])
     plain["role"] = message.role
     plain["content"] = _text(message, f"{param}.content")
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise InvalidRequest(
+                f"{param}.tool_calls belongs to a message of role {message.role!r}; only an"
+                " assistant calls tools: leave it out",
+                param=f"{param}.tool_calls",
+            )
+        plain["tool_calls"] = [
+            _plain_call(call, f"{param}.tool_calls[{index}]")
+            for index, call in enumerate(message.tool_calls)
+        ]
     return plain
+
+
+def _plain_call(call: ToolCall, param: str) -> dict[str, object]:
+    arguments = parse_arguments(call.function.arguments, f"{param}.function.arguments")
+    plain: dict[str, object] = {} if call.id is None else {"id": call.id}
+    return plain | {
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
 
 
 def _text(message: Message, param: str) -> str:

@@ -9,17 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..events import Finished, PromptUsage
     from ..model.card import ModelCard
     from .envelope import Envelope
 
-__all__ = ("model_list", "response", "usage")
+__all__ = ("choice_object", "model_list", "response", "tool_call", "usage")
 
 
-def usage(prompt: PromptUsage, completion_tokens: int) -> dict[str, object]:
+def usage(
+    prompt: PromptUsage, completion_tokens: int, reasoning_tokens: int = 0
+) -> dict[str, object]:
     """Three integers; ``cached_tokens`` only where prefill reports it.
+
+    ``reasoning_tokens`` are among ``completion_tokens``, markers included, and only where there
+    are some.
 
     A report outside of 0 … ``prompt_tokens`` is cut to it: clients subtract one from the other.
     """
@@ -31,40 +36,82 @@ def usage(prompt: PromptUsage, completion_tokens: int) -> dict[str, object]:
     if prompt.cached_tokens is not None:
         cached = min(max(prompt.cached_tokens, 0), prompt.prompt_tokens)
         counts["prompt_tokens_details"] = {"cached_tokens": cached}
+    if reasoning_tokens:
+        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
     return counts
 
 
-def response(
+def choice_object(
     envelope: Envelope,
     text: str,
     outcome: Finished,
-    prompt: PromptUsage,
-    completion_tokens: int,
+    *,
+    reasoning: Mapping[str, str] | None = None,
+    tool_calls: Iterable[Mapping[str, object]] = (),
+    details: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """A whole ``chat.completion`` or ``text_completion``."""
-    choice: dict[str, object] = {"index": 0}
+    """One of the ``choices`` of a ``chat.completion`` or ``text_completion``.
+
+    ``content`` is null where there are calls and no text.
+
+    :param reasoning: the thinking before the answer, by each name it is to have.
+    :param tool_calls: as ``tool_call`` makes them.
+    :param details: ``logprobs``, ``token_ids``: what is told of its tokens.
+    """
+    choice: dict[str, object] = {"index": envelope.index}
     if envelope.kind == "chat":
-        choice["message"] = {"role": "assistant", "content": text}
+        calls = list(tool_calls)
+        message: dict[str, object] = {"role": "assistant"}
+        message["content"] = None if calls and not text else text
+        message |= reasoning or {}
+        if calls:
+            message["tool_calls"] = calls
+        choice["message"] = message
     else:
         choice["text"] = text
     choice["logprobs"] = None
     choice["finish_reason"] = outcome.reason
     if outcome.stop_reason is not None:
         choice["stop_reason"] = outcome.stop_reason
+    choice.update(details or {})
+    return choice
+
+
+def response(
+    envelope: Envelope,
+    choices: Sequence[Mapping[str, object]],
+    prompt: PromptUsage,
+    completion_tokens: int,
+    reasoning_tokens: int = 0,
+) -> dict[str, object]:
+    """A whole ``chat.completion`` or ``text_completion``.
+
+    :param completion_tokens: of all its choices.
+    """
     return {
         "id": envelope.id,
         "object": "chat.completion" if envelope.kind == "chat" else "text_completion",
         "created": envelope.created,
         "model": envelope.model,
-        "choices": [choice],
-        "usage": usage(prompt, completion_tokens),
+        "choices": choices,
+        "usage": usage(prompt, completion_tokens, reasoning_tokens),
+    }
+
+
+def tool_call(call_id: str, name: str, arguments: str) -> dict[str, object]:
+    """One call in a whole message; ``arguments`` is JSON text."""
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
     }
 
 
 def model_list(cards: Iterable[ModelCard]) -> dict[str, object]:
     """The answer of ``GET /v1/models``: every name of every card is a model of its own.
 
-    ``max_model_len`` (tokens, prompt and answer together) is vLLM's extension.
+    ``max_model_len`` (tokens, prompt and answer together) is vLLM's extension, ``capabilities``
+    (what not every model can do) ours.
     """
     models = [
         {
@@ -73,6 +120,7 @@ def model_list(cards: Iterable[ModelCard]) -> dict[str, object]:
             "created": card.created,
             "owned_by": card.owned_by,
             "max_model_len": card.max_seq_len,
+            "capabilities": sorted(card.capabilities),
         }
         for card in cards
         for name in card.names

@@ -17,7 +17,15 @@ from .announcement import announce
 from .front import choose
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
 from .models import load_model
-from .request_options import check_stages, place_stages, time_limits
+from .request_options import (
+    capable,
+    check_stages,
+    choose_output,
+    place_stages,
+    reasoning_fields,
+    time_limits,
+)
+from .telemetry import make_telemetry
 
 if TYPE_CHECKING:
     from tilert_stream.config import ServeConfig
@@ -35,10 +43,13 @@ def build_app(config: ServeConfig) -> App:
     config = replace(config, model=choose(config.model))
     model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
     front = model.front
+    card = capable(front.card, model.prefill, model.decode)
+    parser, card = choose_output(config, card)
     service = local_service(
         model.prefill,
         model.decode,
         front.tokenizer,
+        parser=parser,
         queue_timeout=config.queue_timeout,
         max_queue=config.max_queue,
         coalesce=config.coalesce_ms / 1000,
@@ -47,12 +58,14 @@ def build_app(config: ServeConfig) -> App:
     place_stages(service, config)
     return App(
         service,
-        front.card,
+        card,
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
         done_after_error=config.done_after_error,
+        reasoning_fields=reasoning_fields(config),
         heartbeat=config.heartbeat,
         cors_origins=config.cors_origins,
+        telemetry=make_telemetry(config, card),
     )
 
 

@@ -24,6 +24,7 @@ from .announcement import announce_node, bracketed
 from .cluster_key import cluster_key
 from .hosting import begin_log, check_host, node_settings, serve_until_signalled
 from .models import load_model
+from .telemetry import make_telemetry
 
 if TYPE_CHECKING:
     from tilert_stream.config import DecodeConfig
@@ -71,6 +72,7 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
         eos_ids=model.front.card.eos_ids,
         port=port,
         verifier=None if key is None else RequestVerifier(key),
+        telemetry=make_telemetry(config, model.front.card),
     )
     return app, port
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,21 @@ from tilert_stream.errors import ConfigError
 from tilert_stream.http.client import Origin
 from tilert_stream.http.supervisor import Supervisor
 from tilert_stream.nodes.router import Nodes, pool_status_route, remote_service
+from tilert_stream.nodes.shared_capabilities import shared_capabilities
 
 from .announcement import announce
 from .cluster_key import cluster_key
 from .front import load_front
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
-from .request_options import check_stages, place_stages, time_limits
+from .request_options import (
+    ENGINE_CAPABILITIES,
+    check_stages,
+    choose_output,
+    place_stages,
+    reasoning_fields,
+    time_limits,
+)
+from .telemetry import make_telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,22 +67,28 @@ def build_router(config: RouterConfig) -> App:
         queue_timeout=config.queue_timeout,
         max_queue=config.max_queue,
     )
+    card = replace(front.card, capabilities=ENGINE_CAPABILITIES)
+    parser, card = choose_output(config, card)
     service = remote_service(
         nodes,
         front.tokenizer,
+        parser=parser,
         coalesce=config.coalesce_ms / 1000,
         time_limits=time_limits(config),
     )
     place_stages(service, config)
     return App(
         service,
-        front.card,
+        card,
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
         done_after_error=config.done_after_error,
+        reasoning_fields=reasoning_fields(config),
         heartbeat=config.heartbeat,
         cors_origins=config.cors_origins,
         routes=(pool_status_route(nodes),),
+        shared=partial(shared_capabilities, nodes.decode),
+        telemetry=make_telemetry(config, card, shared_port=config.workers > 1),
     )
 
 

@@ -1,4 +1,4 @@
 """The stages in the order of a request's life.
 
-reserve ▸ prefill ▸ kv_import ▸ decode ▸ (mailbox) ▸ detokenize ▸ stop ▸ sse or plain
+reserve ▸ prefill ▸ kv_import ▸ decode ▸ (mailbox) ▸ detokenize ▸ stop ▸ parse ▸ sse or plain
 """

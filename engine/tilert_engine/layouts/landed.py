@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
+from tilert_stream.abc import GrammarEngine, capabilities_of
 from tilert_stream.errors import EngineFault
 
 if TYPE_CHECKING:
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tilert_stream.abc import DecodeEngine
-    from tilert_stream.events import Harvest, Limits, Sampling
+    from tilert_stream.events import Capability, Harvest, Limits, Sampling
 
     from .abc import KVLayout
 
-__all__ = ("LandedKV", "LandingDecode", "LimitedEngine", "ReadingEngine", "ToldEngine")
+__all__ = ("LandedKV", "LandingDecode", "ReadingEngine", "ToldEngine")
 
 SequenceT = TypeVar("SequenceT")
 
@@ -46,16 +47,6 @@ class ToldEngine(Protocol):
 
     def told(self, kv: object, last_token: int, /) -> object:
         """What ``open`` takes: ``kv`` as the layout unpacks it, and the token."""
-        ...
-
-
-@runtime_checkable
-class LimitedEngine(Protocol):
-    """An engine that cannot draw in every way that a request can ask for."""
-
-    @property
-    def lacks(self) -> frozenset[str]:
-        """The request fields that it cannot follow, among ``min_p`` and ``seed``."""
         ...
 
 
@@ -89,9 +80,14 @@ class LandingDecode(Generic[SequenceT]):
         return self._engine.max_seq_len
 
     @property
-    def lacks(self) -> frozenset[str]:
-        """The request fields that the engine cannot follow."""
-        return self._engine.lacks if isinstance(self._engine, LimitedEngine) else frozenset()
+    def capabilities(self) -> frozenset[Capability]:
+        """As the engine's."""
+        return capabilities_of(self._engine)
+
+    def check_grammar(self, grammar: str, /) -> None:
+        """As the engine's; one that follows no grammar is never asked."""
+        if isinstance(self._engine, GrammarEngine):
+            self._engine.check_grammar(grammar)
 
     def landing(self, memory: memoryview) -> AbstractContextManager[None]:
         """Show the engine the memory in which KV caches will land."""

@@ -127,7 +127,13 @@ class Reservation:
         first = next(iter(self.writers.values())).claim
         sums = {r: w.checksum for r, w in self.writers.items() if w.checksum is not None}
         return Landed(
-            self.generation, self.request, self.region, first.tokens, first.last_token, sums
+            self.generation,
+            self.request,
+            self.region,
+            first.tokens,
+            first.last_token,
+            sums,
+            sum(writer.claim.nbytes for writer in self.writers.values()),
         )
 
 
@@ -165,6 +171,8 @@ class Landed:
     """The prompt's last id, as prefill says."""
     checksums: Mapping[int, int]
     """CRC-32 by rank, of the ranks that gave one."""
+    nbytes: int = 0
+    """That all ranks have sent, as they say."""
 
 
 @dataclass(frozen=True, slots=True)

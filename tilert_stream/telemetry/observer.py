@@ -1,0 +1,89 @@
+"""Who is told of requests: one that looks on, and several of them as one.
+
+An observer has no say: what it raises ends nothing and hides nothing. It is logged once, since what
+fails at one request would fail at each.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import TilertStreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from ..events import Finished
+    from ..scope import RequestScope
+    from .record import RequestRecord
+
+__all__ = ("Observer", "Observers")
+
+logger = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Called on the event loop's thread; it must not wait for anything."""
+
+    def began(self, scope: RequestScope, /) -> None:
+        """A request has begun to wait for a slot."""
+        ...
+
+    def ended(self, scope: RequestScope, outcome: Finished, /) -> None:
+        """It has ended, however that came; its states and its record are complete."""
+        ...
+
+    def refused(self, record: RequestRecord, error: TilertStreamError, /) -> None:
+        """A request was refused, or left by its client, before it could begin."""
+        ...
+
+
+class Observers:
+    """Several observers; an observer itself, which never raises."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+        self._failed = set[int]()
+
+    def add(self, observer: Observer) -> None:
+        """Tell ``observer`` too."""
+        self._observers.append(observer)
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._observers)
+
+    def began(self, scope: RequestScope) -> None:
+        """As the contract."""
+        self._tell(lambda observer: observer.began(scope))
+
+    def ended(self, scope: RequestScope, outcome: Finished) -> None:
+        """As the contract."""
+        self._tell(lambda observer: observer.ended(scope, outcome))
+
+    def refused(self, record: RequestRecord, error: TilertStreamError) -> None:
+        """As the contract."""
+        self._tell(lambda observer: observer.refused(record, error))
+
+    @contextmanager
+    def refusals(self, record: RequestRecord) -> Generator[None]:
+        """A block in which a request is read: what it raises is a refusal."""
+        try:
+            yield
+        except TilertStreamError as error:
+            self.refused(record, error)
+            raise
+
+    def _tell(self, call: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            try:
+                call(observer)
+            except Exception:
+                if id(observer) not in self._failed:
+                    self._failed.add(id(observer))
+                    logger.exception(
+                        "%s failed; it is called on, and this is said once",
+                        type(observer).__name__,
+                    )
