@@ -31,13 +31,14 @@ from tilert_stream.asgi.endpoint import (
     ready_answer,
 )
 from tilert_stream.asgi.request_body import read_body
-from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
+from tilert_stream.asgi.request_id import id_header
+from tilert_stream.asgi.response import JSON, ErrorResponse, JSONBody, StreamResponse
 from tilert_stream.errors import Cancelled, NotFound, TilertStreamError
 from tilert_stream.openai.encoding import dumps
 from tilert_stream.openai.errors import error_headers
 from tilert_stream.stages.lines import NDJSON, EncodeLines, EncodeTokens
-from tilert_transports.control.auth import SIGNATURE_HEADER
-from tilert_transports.control.errors import HandshakeRefused
+from tilert_transports.control.auth import NODE_HEADER, SIGNATURE_HEADER
+from tilert_transports.control.errors import HandshakeRefused, SignatureInvalid
 from tilert_transports.control.layout import describe, differences
 from tilert_transports.control.prompt import PromptIdentity
 
@@ -66,6 +67,7 @@ __all__ = ("DecodeApp", "LayoutRefused")
 MAX_BODY_BYTES: Final = 1024 * 1024
 """Ids are few here: the prompt stays with prefill."""
 
+NODE: Final = NODE_HEADER.encode()
 SIGNATURE: Final = SIGNATURE_HEADER.encode()
 
 
@@ -129,7 +131,12 @@ class DecodeApp:
             if self._verifier is not None:
                 given = next((value for name, value in scope["headers"] if name == SIGNATURE), None)
                 header = None if given is None else given.decode("latin-1")
-                self._verifier.check(header, scope["method"], _target(scope), body)
+                try:
+                    self._verifier.check(header, scope["method"], _target(scope), body)
+                except SignatureInvalid as error:
+                    names = ((NODE, self._verifier.node.encode()), *id_header())
+                    await ErrorResponse(error, names)(scope, receive, send)
+                    return
             await handle(body, scope, receive, send)
 
         return checked

@@ -30,11 +30,12 @@ from tilert_stream.stages.stop import StopStrings
 from .remote import RemoteDecode, RemotePrefill
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from starlette.types import Receive, Scope, Send
 
     from tilert_stream.cluster.address import NodeAddress
+    from tilert_stream.cluster.signing import Sign
     from tilert_stream.events import TextDelta
     from tilert_stream.http.client import Origin
     from tilert_stream.model.tokenizer import TextTokenizer
@@ -63,7 +64,7 @@ class Nodes:
         *,
         prefill_model: str,
         prefill_api_key: str | None = None,
-        sign: Callable[[str, str, bytes], str] | None = None,
+        sign: Sign | None = None,
         prefill_timeout: float = 300.0,
         kv_timeout: float = 120.0,
         queue_timeout: float = 30.0,
