@@ -86,7 +86,7 @@ class ClusterKey:
     def request_signature(
         self, node: str, method: str, target: str, body: bytes, stamp: str, nonce: str
     ) -> str:
-        """The ``s`` of the header with ``node`` as ``to``, ``stamp`` as ``t``, ``nonce`` as ``n``."""
+        """The ``s`` of the header; the first and the last two are its ``to``, ``t`` and ``n``."""
         parts = (node, method, target, stamp, nonce)
         return self._mac(
             b"http", *(part.encode("utf-8", "surrogateescape") for part in parts), body
