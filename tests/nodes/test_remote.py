@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.nodes.routing import PROMPT, Plain, letters, make, routing
+from tests.nodes.routing import PROMPT, FixedLayout, Plain, letters, make, routing
 from tilert_stream.asgi.response import ErrorResponse
 from tilert_stream.cluster.errors import DecodeFailed
 from tilert_stream.cluster.prompt_digest import prompt_digest
@@ -39,7 +39,9 @@ async def test_met_12_exactly_n_tokens_the_first_one_first(n: int, names_ids: bo
 async def test_what_the_nodes_are_told() -> None:
     prefill, decode = ScriptedPrefillNode(), ScriptedDecodeNode(token=letters)
     limits = Limits(7, min_tokens=3, eos_ids=frozenset({EOS}), stop_ids=frozenset({9}))
-    async with routing(prefill, decode, layout={"name": "gqa"}, kv_timeout=60) as router:
+    async with routing(
+        prefill, decode, layouts=FixedLayout({"name": "gqa"}), kv_timeout=60
+    ) as router:
         await router.answer(make(limits))
         (_, reserve), (_, order) = decode.calls
         assert isinstance(reserve.pop("attempt"), int)
@@ -75,6 +77,7 @@ async def test_what_the_nodes_are_told() -> None:
         assert body["kv_transfer_params"] == {
             "tilert_host": "127.0.0.1",
             "tilert_ctrl_port": 5556,
+            "tilert_http_port": router.decodes.members[0].node.address.http_port,
             "tilert_request": "feed",
             "tilert_incarnation": "one",
             "tilert_generation": 1,

@@ -5,6 +5,7 @@
 ``POST /pd/renew``        the reservation's lease, while prefill takes its time
 ``POST /pd/decode``       the stream of tokens; its head comes when the KV cache has
 ``POST /pd/cancel``       gives the request up, in whatever phase it is
+``POST /pd/decline``      from prefill, which does not reach the control port
 ``GET /decode_status``    ``idle`` or ``busy``: how a stock TileRT node is picked
 ========================  ==========================================================
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ("DecodeCall", "Grant")
 
 ANSWER_BYTES: Final = 1024 * 1024
+REASON_MAX: Final = 2000
 
 _GONE: Final = frozenset({"kv_grant_gone"})
 
@@ -180,6 +182,14 @@ class DecodeCall:
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
         await self._post("/pd/cancel", {"rid": request, "attempt": attempt})
+
+    async def decline(self, request: str, incarnation: str, generation: int, reason: str) -> None:
+        """From prefill: nothing will come for a grant. That nobody waits for it is fine.
+
+        :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
+        """
+        grant = {"rid": request, "incarnation": incarnation, "generation": generation}
+        await self._post("/pd/decline", {**grant, "reason": reason[:REASON_MAX]})
 
     async def decode(self, request: GenerateRequest, grant: Grant, first_token: int) -> Response:
         """Begin, and wait until the KV cache has landed and is imported; close what is returned.

@@ -1,8 +1,9 @@
-"""A decode node's HTTP in our own dialect: what ``node_app`` has, and reservations.
+"""A decode node's HTTP in our own dialect: what ``node_app`` has, and promises.
 
 =======================  =====================================================================
 ``POST /pd/reserve``     a slot and a landing region, before anything is prefilled
 ``POST /pd/renew``       the reservation's lease, while prefill takes its time
+``POST /pd/decline``     from prefill, where it does not reach the control port: nothing comes
 =======================  =====================================================================
 """
 
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from tilert_stream.asgi.disconnect import unless_left
 from tilert_stream.asgi.endpoint import not_found
 from tilert_stream.asgi.response import JSONBody
+from tilert_stream.errors import NotFound
 from tilert_stream.openai.encoding import dumps
 from tilert_transports.control.errors import HandshakeRefused
 from tilert_transports.control.layout import describe, differences
 from tilert_transports.control.prompt import PromptIdentity
 
 from .decode_node import DecodeNode
-from .decode_orders import RenewBody, ReserveBody, read
+from .decode_orders import DeclineBody, RenewBody, ReserveBody, read
 from .node_app import NodeApp
 
 if TYPE_CHECKING:
@@ -60,7 +62,11 @@ class DecodeApp(NodeApp[DecodeNode[Any]]):
             eos_ids=eos_ids,
             port=port,
             verifier=verifier,
-            posts={"/pd/reserve": self._reserve, "/pd/renew": self._renew},
+            posts={
+                "/pd/reserve": self._reserve,
+                "/pd/renew": self._renew,
+                "/pd/decline": self._decline,
+            },
             unknown=not_found,
         )
         self._layout = layout
@@ -99,6 +105,13 @@ class DecodeApp(NodeApp[DecodeNode[Any]]):
         asked = read(RenewBody, body)
         ttl = self.node.renew(asked.rid, asked.generation)
         await JSONBody(dumps({"rid": asked.rid, "ttl": ttl}))(scope, receive, send)
+
+    async def _decline(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = read(DeclineBody, body)
+        grant = (asked.rid, asked.incarnation, asked.generation)
+        if not self.node.decline(*grant, asked.reason):
+            raise NotFound(f"nobody waits for grant {asked.generation} of request {asked.rid}")
+        await JSONBody(dumps({"declined": asked.rid}))(scope, receive, send)
 
 
 def _identity(prompt: PromptBody) -> PromptIdentity:

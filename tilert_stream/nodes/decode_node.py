@@ -19,7 +19,7 @@ from anyio import move_on_after
 
 from tilert_stream.errors import KVTimeout
 from tilert_stream.events import GenerateRequest, KVReady, Prefilled, Reserved
-from tilert_transports.control.errors import GrantGone, RequestInUse
+from tilert_transports.control.errors import GrantGone, PeerLost, RequestInUse
 
 from .engine_side import EngineSide
 from .recent import Recent
@@ -165,6 +165,21 @@ class DecodeNode(EngineSide[SequenceT]):
             return False
         self._give_back(promise, "cancelled")
         return True
+
+    def decline(self, request: str, incarnation: str, generation: int, reason: str) -> bool:
+        """Fail the promise that a prefill node cannot bring anything for.
+
+        False: nobody waits for one of that name, or its KV cache has landed already.
+        """
+        promise = self._promises.get(generation)
+        if promise is None or promise.request != request:
+            return False
+        landing = promise.landing
+        if landing.granted.incarnation != incarnation:
+            return False
+        return landing.turn_away(
+            PeerLost(f"prefill does not reach the control port of this decode node: {reason}")
+        )
 
     def _promised(self, request: str, generation: int | None) -> _Promise:
         promise = self._of(request)

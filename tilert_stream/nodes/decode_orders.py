@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "CancelBody",
+    "DeclineBody",
     "DecodeBody",
     "DecodeOrder",
     "PromptBody",
@@ -78,6 +79,15 @@ class RenewBody(WireModel):
 
     rid: RequestId
     generation: int = Field(ge=1)
+
+
+class DeclineBody(WireModel):
+    """``POST /pd/decline``."""
+
+    rid: RequestId
+    incarnation: str
+    generation: int = Field(ge=1)
+    reason: str = Field(max_length=2000)
 
 
 class CancelBody(WireModel):

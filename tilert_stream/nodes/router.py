@@ -15,6 +15,7 @@ from tilert_stream.cluster.janitor import Janitor
 from tilert_stream.cluster.keeper import Keeper
 from tilert_stream.cluster.pool import Pool
 from tilert_stream.cluster.prefill_call import PrefillCall
+from tilert_stream.cluster.prefill_layouts import PrefillLayouts
 from tilert_stream.cluster.queue import Queue
 from tilert_stream.http.client import HTTPClient
 from tilert_stream.openai.encoding import dumps
@@ -27,7 +28,8 @@ from tilert_stream.stages.prefill import Prefill
 from tilert_stream.stages.reserve import Reserve
 from tilert_stream.stages.stop import StopStrings
 
-from .remote import RemoteDecode, RemotePrefill
+from .remote import RemoteDecode
+from .remote_prefill import RemotePrefill
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -114,18 +116,20 @@ def remote_service(
     :param time_limits: how long each part of a request may take.
     """
     janitor, keeper = Janitor(), Keeper()
-    decode = RemoteDecode(nodes.decode, janitor, keeper, queue=nodes.queue)
+    layouts = PrefillLayouts(nodes.prefill, janitor)
+    decode = RemoteDecode(nodes.decode, janitor, keeper, queue=nodes.queue, layouts=layouts)
 
     @asynccontextmanager
     async def outgoing() -> AsyncGenerator[None]:
         with nodes.client:
             async with janitor, keeper:
+                layouts.ask()
                 yield
 
     pipeline = (
         Pipeline()
         .then(Reserve(decode))
-        .then(Prefill(RemotePrefill(nodes.prefill)))
+        .then(Prefill(RemotePrefill(nodes.prefill, layouts)))
         .then(ImportKV(decode))
         .then(Decode(decode))
         .then(Detokenize(tokenizer))

@@ -45,6 +45,7 @@ def build_prefill(config: PrefillConfig, model: Model) -> PrefillApp:
         model.front.card,
         model.front.tokenizer,
         desk,
+        layout=model.layout.describe(),
         api_keys=config.api_keys,
     )
 

@@ -18,7 +18,7 @@ from tilert_transports.nixl_binding import installed
 async def test_a_transport_that_tilert_does_not_have() -> None:
     async with MemoryTransport() as transport:
         memory = await transport.allocate(4096)
-        with pytest.raises(ConfigError, match="transport is 'memory'; .* must be nixl or mooncake"):
+        with pytest.raises(ConfigError, match=r"'memory'; .* must be nixl or mooncake"):
             tilert_place(transport, memory)
 
 
