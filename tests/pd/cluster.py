@@ -51,19 +51,26 @@ LONGEST = 256
 class ScriptedModel:
     """What ``--engine scripted`` loads, with a script of the test's own."""
 
-    def __init__(self, script: Script, *, slots: int = 2, layout: KVLayout | None = None) -> None:
-        self.front = byte_front(RouterConfig(model="bytes"), LONGEST)
-        self.prefill = ScriptedPrefill(script, max_seq_len=LONGEST)
-        self.decode = ScriptedDecode(script, slots=slots, max_seq_len=LONGEST)
-        self.layout = layout or ScriptedLayout(LONGEST)
+    def __init__(
+        self,
+        script: Script,
+        *,
+        slots: int = 2,
+        layout: KVLayout | None = None,
+        longest: int = LONGEST,
+    ) -> None:
+        self.front = byte_front(RouterConfig(model="bytes"), longest)
+        self.prefill = ScriptedPrefill(script, max_seq_len=longest)
+        self.decode = ScriptedDecode(script, slots=slots, max_seq_len=longest)
+        self.layout = layout or ScriptedLayout(longest)
 
 
 class Node:
     """One app on its server."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings = SETTINGS) -> None:
         self.app = app
-        self.server = Server(app, SETTINGS)
+        self.server = Server(app, settings)
         self.port = 0
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -150,7 +157,11 @@ class Cluster:
                     yield self
 
     async def add_router(
-        self, tasks: anyio.abc.TaskGroup, stack: AsyncExitStack, **options: Any
+        self,
+        tasks: anyio.abc.TaskGroup,
+        stack: AsyncExitStack,
+        settings: ServerSettings = SETTINGS,
+        **options: Any,
     ) -> Node:
         """One router more, of the same nodes."""
         app = build_router(
@@ -165,7 +176,7 @@ class Cluster:
             )
         )
         self.routers.append(app)
-        router = Node(app)
+        router = Node(app, settings)
         await router.start(tasks)
         stack.callback(router.server.drain)
         return router
