@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -19,6 +20,7 @@ from tests.pd.cluster import Node, read
 from tests.pd.tilert_cluster import Computed, TilertCluster, new_rid, version_of
 from tilert_stream.config import DecodeConfig, RouterConfig, ServeConfig
 from tilert_stream.errors import ConfigError
+from tilert_stream.nodes import tilert_port
 from tilert_stream.serve import router
 from tilert_stream.serve.decode import build_tilert
 from tilert_stream.serve.front import Front, load_front
@@ -292,6 +294,35 @@ def test_what_the_dialect_cannot_carry() -> None:
     for transport in ("auto", "tcp", "shm"):
         with pytest.raises(ConfigError, match=f"transport is '{transport}'; .* nixl or mooncake"):
             build_tilert(replace(config, transport=transport), scripted)
+
+
+@pytest.mark.parametrize(
+    ("options", "host"),
+    [
+        ({"host": "127.0.0.1"}, "127.0.0.1"),
+        ({"host": "0.0.0.0"}, socket.gethostname()),
+        ({"host": "::", "advertise_host": "10.0.0.7"}, "10.0.0.7"),
+    ],
+)
+async def test_mooncake_is_spoken_as_tilerts_senders_speak_it(
+    model: Model, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], host: str
+) -> None:
+    class Made(Exception):
+        pass
+
+    def factory(**given: object) -> NoReturn:
+        raise Made(given)
+
+    def load_it(_name: str) -> object:
+        return factory
+
+    monkeypatch.setattr(tilert_port, "load", load_it)
+    config = DecodeConfig(pd_dialect="tilert-pd", transport="mooncake", ctrl_port=0, **options)
+    _, port = build_tilert(config, model)
+    with pytest.raises(Made) as caught:
+        async with port:
+            pass
+    assert caught.value.args == ({"host": host, "protocol": "rdma"},)
 
 
 def test_the_version_names_the_model_and_the_dtype(model: Model) -> None:

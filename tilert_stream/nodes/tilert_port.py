@@ -5,8 +5,10 @@ Entered once by the node's app; left, its port is closed and its memory is gone.
 
 from __future__ import annotations
 
+import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from uuid import uuid4
 
 from anyio import AsyncContextManagerMixin, CancelScope, create_task_group
@@ -17,6 +19,7 @@ from tilert_transports.control.regions import RegionPool
 from tilert_transports.control.tilert_pd import TilertHello
 from tilert_transports.control.tilert_pd_card import tilert_place
 from tilert_transports.control.tilert_pd_server import TilertServer
+from tilert_transports.registry import load
 
 from .landing_memory import LandingMemory, transport_maker
 
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ("TilertLayout", "TilertPort")
 
-TRANSPORTS = ("nixl", "mooncake")
+TRANSPORTS: Final = ("nixl", "mooncake")
+
+_EVERYWHERE: Final = ("", "::", "0.0.0.0")  # noqa: S104 - compared, never bound
 
 
 @runtime_checkable
@@ -55,6 +60,7 @@ class TilertPort(AsyncContextManagerMixin):
     :param slots: decode slots that the regions are for.
     :param regions: landing regions; each open connection of a prefill holds one.
     :param port: 0 takes any free one.
+    :param advertise: where Mooncake's peers find this node, if not at ``host``.
     :param timeout: seconds that a transfer may take, and then that its cache waits to be taken.
     :raises ~tilert_stream.errors.ConfigError: the dialect has no such transport or layout.
     """
@@ -69,6 +75,7 @@ class TilertPort(AsyncContextManagerMixin):
         host: str,
         port: int,
         timeout: float = 120.0,
+        advertise: str | None = None,
     ) -> None:
         if transport not in TRANSPORTS:
             raise ConfigError(
@@ -85,6 +92,10 @@ class TilertPort(AsyncContextManagerMixin):
         self._layout = layout
         self._words: TilertLayout = layout
         self._make_transport = transport_maker(transport, host=host)
+        if transport == "mooncake":
+            # TileRT's senders speak RDMA alone; the peer's protocol must be the same.
+            name = advertise or (socket.gethostname() if host in _EVERYWHERE else host)
+            self._make_transport = partial(load(transport), host=name, protocol="rdma")
         self._slots = slots
         self._count = regions
         self._host = host

@@ -86,6 +86,7 @@ def build_tilert(config: DecodeConfig, model: Model) -> tuple[TilertApp, TilertP
         host=config.host,
         port=config.ctrl_port,
         timeout=config.kv_timeout,
+        advertise=config.advertise_host,
     )
     worker: DecodeWorker[Any] = DecodeWorker(LandingDecode(model.decode, model.layout))
     node = TilertNode(worker, port.arrived, port.discard, port.view)
