@@ -89,8 +89,8 @@ async def test_all_busy_is_429_with_the_shortest_wait() -> None:
 
 
 async def test_busy_or_dead_is_busy() -> None:
-    nodes = Nodes(a=Busy(""), b=ConnectFailed("refused"), c=LayoutMismatch("dtype"))
-    with pytest.raises(LayoutMismatch):
+    nodes = Nodes(a=Busy(""), b=ConnectFailed("refused"), c=UpstreamInvalid("html"))
+    with pytest.raises(UpstreamInvalid):
         await nodes.ask()
     nodes.errors["c"] = NotReady("draining")
     with pytest.raises(Busy, match="1 decode nodes are busy, and 2 cannot be used") as caught:

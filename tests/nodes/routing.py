@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,8 @@ from tilert_stream.events import Finished, GenerateRequest, Limits, TextDelta
 from tilert_stream.http import Server, ServerSettings
 from tilert_stream.http.client import HTTPClient, Origin
 from tilert_stream.model.byte_tokenizer import EOS, byte_tokenizer
-from tilert_stream.nodes.remote import RemoteDecode, RemotePrefill
+from tilert_stream.nodes.remote import RemoteDecode
+from tilert_stream.nodes.remote_prefill import RemotePrefill
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.scope import RequestScope
 from tilert_stream.service import Service
@@ -88,6 +89,21 @@ class Host:
         self.server.cut()
 
 
+class FixedLayout:
+    """What prefill's KV caches look like, known from elsewhere."""
+
+    def __init__(self, *told: Mapping[str, object]) -> None:
+        self._told = list(told)
+
+    @property
+    def common(self) -> Mapping[str, object]:
+        return self._told[0]
+
+    async def renew(self) -> None:
+        if len(self._told) > 1:
+            del self._told[0]
+
+
 class Router:
     """Prefill, decode, and the pipeline between."""
 
@@ -137,7 +153,7 @@ class Router:
             self.janitor,
             self.keeper,
             queue=Queue(timeout=options.get("queue_timeout", 0)),
-            layout=options.get("layout"),
+            layouts=options.get("layouts"),
         )
         self.pipeline = (
             Pipeline()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from tilert_stream.nodes.vllm.options import VllmOptions
 GRANTED = Destination("2001:db8::1", 7000, Grant("a1b2", "f00d", 12))
 
 
-@pytest.mark.parametrize("destination", [GRANTED, Destination("node", 5556)])
+@pytest.mark.parametrize(
+    "destination", [GRANTED, Destination("node", 5556), replace(GRANTED, http_port=7001)]
+)
 def test_params_are_read_as_they_were_written(destination: Destination) -> None:
     assert destination_of(params_for(destination)) == destination
 
@@ -36,6 +39,8 @@ def test_the_params_of_others_are_not(params: dict[str, object] | None) -> None:
         ({"tilert_ctrl_port": 0}, r"tilert_ctrl_port is 0; an integer from 1 to 65535"),
         ({"tilert_ctrl_port": 65536}, r"tilert_ctrl_port is 65536"),
         ({"tilert_ctrl_port": True}, r"tilert_ctrl_port is True"),
+        ({"tilert_http_port": 0}, r"tilert_http_port is 0; an integer from 1 to 65535"),
+        ({"tilert_http_port": None}, r"tilert_http_port is None"),
         ({"tilert_request": ""}, r"tilert_request is ''"),
         ({"tilert_incarnation": None}, r"tilert_incarnation is None"),
         ({"tilert_generation": "x"}, r"tilert_generation is 'x'; an integer"),

@@ -7,14 +7,21 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.nodes.routing import PROMPT, Plain, letters, make, routing
+from tests.nodes.routing import PROMPT, FixedLayout, Plain, letters, make, routing
+from tilert_stream.asgi.response import ErrorResponse
 from tilert_stream.cluster.errors import DecodeFailed
 from tilert_stream.cluster.prompt_digest import prompt_digest
 from tilert_stream.events import Finished, Limits, Sampling
 from tilert_stream.http.client import UpstreamInvalid
 from tilert_stream.model.byte_tokenizer import EOS
 from tilert_stream.testing.pd_nodes import Answer, ScriptedDecodeNode, ScriptedPrefillNode
-from tilert_transports.control.auth import SIGNATURE_HEADER, ClusterKey, RequestVerifier
+from tilert_transports.control.auth import (
+    NODE_HEADER,
+    SIGNATURE_HEADER,
+    ClusterKey,
+    RequestVerifier,
+)
+from tilert_transports.control.errors import SignatureInvalid
 
 
 @pytest.mark.parametrize("n", [2, 3, 16])
@@ -32,7 +39,9 @@ async def test_met_12_exactly_n_tokens_the_first_one_first(n: int, names_ids: bo
 async def test_what_the_nodes_are_told() -> None:
     prefill, decode = ScriptedPrefillNode(), ScriptedDecodeNode(token=letters)
     limits = Limits(7, min_tokens=3, eos_ids=frozenset({EOS}), stop_ids=frozenset({9}))
-    async with routing(prefill, decode, layout={"name": "gqa"}, kv_timeout=60) as router:
+    async with routing(
+        prefill, decode, layouts=FixedLayout({"name": "gqa"}), kv_timeout=60
+    ) as router:
         await router.answer(make(limits))
         (_, reserve), (_, order) = decode.calls
         assert isinstance(reserve.pop("attempt"), int)
@@ -68,6 +77,7 @@ async def test_what_the_nodes_are_told() -> None:
         assert body["kv_transfer_params"] == {
             "tilert_host": "127.0.0.1",
             "tilert_ctrl_port": 5556,
+            "tilert_http_port": router.decodes.members[0].node.address.http_port,
             "tilert_request": "feed",
             "tilert_incarnation": "one",
             "tilert_generation": 1,
@@ -224,33 +234,76 @@ async def test_several_requests_at_once() -> None:
         assert {len(node.paths()) for node in decode} == {8}, "spread evenly"
 
 
-async def test_requests_of_a_cluster_with_a_key_are_signed() -> None:
-    key = ClusterKey("0123456789abcdef")
-    verifier = RequestVerifier(key)
-    node = ScriptedDecodeNode()
-    verified: list[str] = []
+class KeyedDecodeNode(ScriptedDecodeNode):
+    """Takes signed requests only, as a decode node with a cluster key does."""
 
-    async def checked(scope: Any, receive: Any, send: Any) -> None:
+    def __init__(self, key: ClusterKey) -> None:
+        super().__init__(token=letters, slots=4)
+        self.key = key
+        self.verifier = RequestVerifier(key)
+        self.refused: list[str] = []
+
+    def restart(self) -> None:
+        self.verifier = RequestVerifier(self.key)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await super().__call__(scope, receive, send)
         message = await receive()
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        verifier.check(headers[SIGNATURE_HEADER], scope["method"], scope["path"], message["body"])
-        verified.append(scope["path"])
+        try:
+            self.verifier.check(
+                headers.get(SIGNATURE_HEADER), scope["method"], scope["path"], message["body"]
+            )
+        except SignatureInvalid as error:
+            self.refused.append(error.code)
+            name = (NODE_HEADER.encode(), self.verifier.node.encode())
+            await ErrorResponse(error, (name,))(scope, receive, send)
+            return None
+        messages = [message]
 
         async def replay() -> Any:
-            nonlocal message
-            if message is None:
-                return await receive()
-            given, message = message, None
-            return given
+            return messages.pop() if messages else await receive()
 
-        await node(scope, replay, send)
+        return await super().__call__(scope, replay, send)
 
-    async with routing(ScriptedPrefillNode(), [checked], sign=key.sign) as router:
+
+async def test_requests_of_a_cluster_with_a_key_are_signed_for_the_node() -> None:
+    key = ClusterKey("0123456789abcdef")
+    node = KeyedDecodeNode(key)
+    async with routing(ScriptedPrefillNode(), [node], sign=key.sign) as router:
         await router.answer(make(1, "dead"))
         await router.everything_is_back()
         await router.answer(make(3))
         await router.everything_is_back()
-        assert verified == ["/pd/reserve", "/pd/cancel", "/pd/reserve", "/pd/decode"]
+        assert node.paths() == ["/pd/reserve", "/pd/cancel", "/pd/reserve", "/pd/decode"]
+        assert node.refused == ["invalid_cluster_signature"], "until the node was known"
+        node.restart()
+        assert await router.answer(make(3, "beef")) == ("abc", 3, Finished("length"))
+        assert node.refused[1:] == ["cluster_signature_misdirected"], "until it was known again"
+
+
+async def test_requests_that_meet_a_restarted_node_at_once_all_find_it() -> None:
+    key = ClusterKey("0123456789abcdef")
+    node = KeyedDecodeNode(key)
+    async with routing(ScriptedPrefillNode(), [node], sign=key.sign) as router:
+        answers: list[tuple[str, int, Finished]] = []
+
+        async def ask(number: int) -> None:
+            answers.append(await router.answer(make(3, f"{number:04x}")))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(4):
+                tasks.start_soon(ask, number)
+        assert answers == [("abc", 3, Finished("length"))] * 4
+
+
+async def test_a_node_with_another_key_is_the_operators_fault() -> None:
+    node = KeyedDecodeNode(ClusterKey("another cluster's"))
+    sign = ClusterKey("0123456789abcdef").sign
+    async with routing(ScriptedPrefillNode(), [node], sign=sign, serves_next=False) as router:
+        assert (await router.error_of(make(3))).status == 502
+        assert len(node.refused) == 2, "asked for its name, and once more"
 
 
 async def test_pd_25_prefill_gets_the_routers_own_key() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -39,62 +41,69 @@ class Waiting:
         self.freed.set()
 
 
+@dataclass
+class Line:
+    """A router whose two decode nodes are both busy."""
+
+    router: Router
+    nodes: list[Waiting]
+
+    async def stands(self) -> None:
+        """Wait until a request stands in both nodes' lines."""
+        for node in self.nodes:
+            await node.asked.wait()
+
+
+@pytest.fixture
+async def line() -> AsyncGenerator[Line]:
+    nodes = [Waiting(), Waiting()]
+    apps = [node.app for node in nodes]
+    async with routing(ScriptedPrefillNode(), apps, queue_timeout=600) as router:
+        yield Line(router, nodes)
+
+
 async def answer(router: Router, answers: list[Any]) -> None:
     answers.append(await router.answer(make(3)))
 
 
 @pytest.mark.parametrize("which", [0, 1])
 async def test_dis_14_the_first_node_that_has_a_slot_serves_the_head_of_the_line(
+    line: Line,
     which: int,
 ) -> None:
-    nodes = [Waiting(), Waiting()]
     answers: list[Any] = []
-    async with routing(
-        ScriptedPrefillNode(), [node.app for node in nodes], queue_timeout=600
-    ) as router:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(answer, router, answers)
-            for node in nodes:
-                await node.asked.wait()
-            assert [status.requests for status in router.decodes.status()] == [0, 0]
-            nodes[which].free()
-        assert answers == [WHOLE]
-        other = nodes[1 - which].app
-        other.held.pop("another")
-        await router.everything_is_back()
-        assert other.cancelled == ["feed"], "it may have granted in the same moment"
-        assert "/pd/decode" not in other.paths()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(answer, line.router, answers)
+        await line.stands()
+        assert [status.requests for status in line.router.decodes.status()] == [0, 0]
+        line.nodes[which].free()
+    assert answers == [WHOLE]
+    other = line.nodes[1 - which].app
+    other.held.pop("another")
+    await line.router.everything_is_back()
+    assert other.cancelled == ["feed"], "it may have granted in the same moment"
+    assert "/pd/decode" not in other.paths()
 
 
-async def test_both_grant_in_the_same_moment() -> None:
-    nodes = [Waiting(), Waiting()]
+async def test_both_grant_in_the_same_moment(line: Line) -> None:
     answers: list[Any] = []
-    async with routing(
-        ScriptedPrefillNode(), [node.app for node in nodes], queue_timeout=600
-    ) as router:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(answer, router, answers)
-            for node in nodes:
-                await node.asked.wait()
-            for node in nodes:
-                node.free()
-        assert answers == [WHOLE]
-        assert [node.app.paths().count("/pd/decode") for node in nodes] in ([0, 1], [1, 0])
-
-
-async def test_a_client_that_leaves_the_line_leaves_every_nodes_line() -> None:
-    nodes = [Waiting(), Waiting()]
-    async with routing(
-        ScriptedPrefillNode(), [node.app for node in nodes], queue_timeout=600
-    ) as router:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(router.answer, make(3))
-            for node in nodes:
-                await node.asked.wait()
-            tasks.cancel_scope.cancel()
-        assert router.service.ledger.counts == {}
-        for node in nodes:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(answer, line.router, answers)
+        await line.stands()
+        for node in line.nodes:
             node.free()
+    assert answers == [WHOLE]
+    assert [node.app.paths().count("/pd/decode") for node in line.nodes] in ([0, 1], [1, 0])
+
+
+async def test_a_client_that_leaves_the_line_leaves_every_nodes_line(line: Line) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(line.router.answer, make(3))
+        await line.stands()
+        tasks.cancel_scope.cancel()
+    assert line.router.service.ledger.counts == {}
+    for node in line.nodes:
+        node.free()
 
 
 async def test_a_request_that_never_fits_does_not_wait() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.nodes.routing import LIMIT, make, routing
+from tests.nodes.routing import LIMIT, FixedLayout, make, routing
 from tilert_engine.decode_worker import DecodeWorker
 from tilert_engine.layouts.landed import LandingDecode
 from tilert_engine.layouts.scripted import ScriptedLayout
@@ -98,7 +98,13 @@ class RealPrefill(PrefillApp):
             eos_ids=frozenset({EOS}),
         )
         pipeline = Pipeline().then(PrefillAndHandOver(worker, desk))
-        super().__init__(Service(pipeline, workers=(worker,)), card, tokenizer, desk)
+        super().__init__(
+            Service(pipeline, workers=(worker,)),
+            card,
+            tokenizer,
+            desk,
+            layout=ScriptedLayout(WINDOW).describe(),
+        )
 
 
 @pytest.mark.parametrize("n", [2, 3, 40])
@@ -106,7 +112,7 @@ class RealPrefill(PrefillApp):
 async def test_a_whole_answer(n: int, size: int) -> None:
     script = Script(chain=lambda _turn: size)
     decode = RealDecode(script)
-    async with routing([RealPrefill(script)], [decode], layout=_layout()) as router:
+    async with routing([RealPrefill(script)], [decode], layouts=FixedLayout(_layout())) as router:
         assert await router.answer(make(n)) == (("abc" * 14)[:n], n, Finished("length"))
     assert decode.engine.busy == {}
 
@@ -157,15 +163,25 @@ async def test_without_the_cluster_key() -> None:
 
 async def test_kv_06_a_mismatch_is_known_before_a_prompt_is_computed() -> None:
     script = Script()
-    layout = _layout() | {"dtype": "bfloat16"}
+    layouts = FixedLayout(_layout() | {"dtype": "bfloat16"})
     async with routing(
-        [RealPrefill(script)], [RealDecode(script)], layout=layout, serves_next=False
+        [RealPrefill(script)], [RealDecode(script)], layouts=layouts, serves_next=False
     ) as router:
         error = await router.error_of(make())
         assert isinstance(error, LayoutMismatch)
-        assert error.status == 503
+        assert (error.status, error.code) == (503, "kv_handshake_refused")
+        assert "--dtype" in error.message
         assert "bfloat16" in error.message
         assert "int32" in error.message
+
+
+async def test_a_layout_that_has_changed_since_is_asked_for_anew() -> None:
+    """Prefill was started with another model, and now has the right one again."""
+    script = Script()
+    layouts = FixedLayout(_layout() | {"dtype": "bfloat16"}, _layout())
+    async with routing([RealPrefill(script)], [RealDecode(script)], layouts=layouts) as router:
+        assert await router.answer(make(6)) == ("abcabc", 6, Finished("length"))
+    assert layouts.common == _layout()
 
 
 async def test_kv_05_what_never_fits_is_a_400_at_once() -> None:

@@ -51,19 +51,26 @@ LONGEST = 256
 class ScriptedModel:
     """What ``--engine scripted`` loads, with a script of the test's own."""
 
-    def __init__(self, script: Script, *, slots: int = 2, layout: KVLayout | None = None) -> None:
-        self.front = byte_front(RouterConfig(model="bytes"), LONGEST)
-        self.prefill = ScriptedPrefill(script, max_seq_len=LONGEST)
-        self.decode = ScriptedDecode(script, slots=slots, max_seq_len=LONGEST)
-        self.layout = layout or ScriptedLayout(LONGEST)
+    def __init__(
+        self,
+        script: Script,
+        *,
+        slots: int = 2,
+        layout: KVLayout | None = None,
+        longest: int = LONGEST,
+    ) -> None:
+        self.front = byte_front(RouterConfig(model="bytes"), longest)
+        self.prefill = ScriptedPrefill(script, max_seq_len=longest)
+        self.decode = ScriptedDecode(script, slots=slots, max_seq_len=longest)
+        self.layout = layout or ScriptedLayout(longest)
 
 
 class Node:
     """One app on its server."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings = SETTINGS) -> None:
         self.app = app
-        self.server = Server(app, SETTINGS)
+        self.server = Server(app, settings)
         self.port = 0
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -150,7 +157,7 @@ class Cluster:
                 with HTTPClient() as self.client:
                     yield self
 
-    async def add_router(self, **options: Any) -> Node:
+    async def add_router(self, settings: ServerSettings = SETTINGS, **options: Any) -> Node:
         """One router more, of the same nodes.
 
         A time limit that a test lets run out is best a second router's: a slow machine's other
@@ -168,7 +175,7 @@ class Cluster:
             )
         )
         self.routers.append(app)
-        router = Node(app)
+        router = Node(app, settings)
         await router.start(self._tasks)
         self._stack.callback(router.server.drain)
         return router

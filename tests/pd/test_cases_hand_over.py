@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -18,6 +18,7 @@ from tests.pd.raw_prefill import raw_prefill
 from tilert_engine.layouts.abc import Description
 from tilert_engine.layouts.scripted import ScriptedLayout
 from tilert_engine.scripted import Script
+from tilert_stream.cluster.prefill_call import PrefillCall
 from tilert_stream.http.client import Origin
 from tilert_stream.http.errors import ClientGone
 from tilert_stream.nodes.decode_node import REMEMBERED
@@ -29,7 +30,7 @@ from tilert_transports.control.messages import Decline
 from tilert_transports.control.regions import LandingRegion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from starlette.types import ASGIApp, Message
 
@@ -45,6 +46,19 @@ class OtherType(ScriptedLayout):
 
     def sized(self, max_seq_len: int) -> OtherType:
         return OtherType(max_seq_len)
+
+
+def like_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill node that says nothing of its caches, and meets no decode node beforehand."""
+
+    async def stay(_desk: HandOverDesk, _to: Destination) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def tells_nothing(_call: PrefillCall) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(HandOverDesk, "meet", stay)
+    monkeypatch.setattr(PrefillCall, "layout", tells_nothing)
 
 
 def mismatches() -> list[Any]:
@@ -100,10 +114,7 @@ async def test_kv_06_what_does_not_fit_is_told_without_a_time_limit_where_nobody
 ) -> None:
     """As behind vLLM, whose connector learns of a request when its prompt has been computed."""
 
-    async def stay(_desk: HandOverDesk, _to: Destination) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    monkeypatch.setattr(HandOverDesk, "meet", stay)
+    like_vllm(monkeypatch)
     cluster = Cluster(slots=1, **made)
     async with cluster.running():
         for _ in range(2):
@@ -117,17 +128,44 @@ async def test_kv_06_what_does_not_fit_is_told_without_a_time_limit_where_nobody
 
 
 @both
+async def test_kv_06_a_router_that_knows_prefills_layout_asks_for_no_prefill(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prefill node has told it; the decode node refuses the reservation."""
+    heard = anyio.Event()
+    ask = PrefillCall.layout
+    asked: list[object] = []
+
+    async def layout(call: PrefillCall) -> Mapping[str, object] | None:
+        told = await ask(call)
+        heard.set()
+        return told
+
+    async def prefill(call: PrefillCall, *_args: object) -> NoReturn:
+        asked.append(call)
+        raise AssertionError
+
+    monkeypatch.setattr(PrefillCall, "layout", layout)
+    monkeypatch.setattr(PrefillCall, "prefill", prefill)
+    cluster = Cluster(decode_models=[ScriptedModel(Script(), layout=OtherType(LONGEST))])
+    async with cluster.running():
+        await heard.wait()
+        answer = await cluster.ask(stream=stream, max_tokens=9)
+        assert (answer.status, answer.error) == (503, "kv_handshake_refused")
+        assert "dtype: ours is int64, theirs int32; give both nodes the same" in answer.message
+        assert "--dtype" in answer.message
+        await cluster.idle()
+    assert asked == []
+
+
+@both
 @pytest.mark.parametrize("met", [True, False], ids=["met before", "not met"])
 async def test_kv_06_other_pairs_are_unaffected(
     met: bool, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One decode node of two does not fit: it is passed over, if that is known in time."""
     if not met:
-
-        async def stay(_desk: HandOverDesk, _to: Destination) -> None:
-            await anyio.lowlevel.checkpoint()
-
-        monkeypatch.setattr(HandOverDesk, "meet", stay)
+        like_vllm(monkeypatch)
     models = [
         ScriptedModel(Script(), layout=OtherType(LONGEST)),
         ScriptedModel(Script()),

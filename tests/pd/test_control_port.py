@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -45,6 +46,45 @@ GARBAGE: Final = [
 ]
 
 
+@pytest.fixture
+async def cluster() -> AsyncGenerator[Cluster]:
+    """One that serves, on one slot."""
+    async with Cluster(slots=1).running() as cluster:
+        yield cluster
+
+
+@dataclass
+class Computing:
+    """A cluster whose prefill stands at a gate, in the middle of a prompt."""
+
+    cluster: Cluster
+    answers: list[Answer]
+    open: Callable[[], None]
+
+    async def is_answered(self) -> None:
+        """Let prefill go on: the whole answer comes, and the next one."""
+        self.open()
+        while not self.answers:
+            await anyio.lowlevel.checkpoint()
+        assert self.answers[0].text == "abcabcabc"
+        await served(self.cluster)
+
+
+@pytest.fixture
+async def computing() -> AsyncGenerator[Computing]:
+    with Gate() as gate:
+        cluster = Cluster(prefill=Script(before_chunk=gate.pass_through), slots=1)
+        made = Computing(cluster, [], gate.open)
+        async with cluster.running(), anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                made.answers.append(await cluster.ask(max_tokens=9))
+
+            tasks.start_soon(ask)
+            await gate.arrival()
+            yield made
+
+
 async def connect(cluster: Cluster) -> SocketStream:
     return await anyio.connect_tcp("127.0.0.1", cluster.ports[0].port)
 
@@ -63,25 +103,23 @@ async def served(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-async def test_garbage_ends_its_own_connection_and_no_other(garbage: bytes) -> None:
-    cluster = Cluster(slots=1)
-    async with cluster.running():
-        await served(cluster)  # prefill's own connection is open now
-        async with await connect(cluster) as stranger:
-            await stranger.send(garbage)
-            await read_to_the_end(stranger)
-        await served(cluster)
+async def test_garbage_ends_its_own_connection_and_no_other(
+    cluster: Cluster, garbage: bytes
+) -> None:
+    await served(cluster)  # prefill's own connection is open now
+    async with await connect(cluster) as stranger:
+        await stranger.send(garbage)
+        await read_to_the_end(stranger)
+    await served(cluster)
 
 
-async def test_who_says_nothing_or_half_a_word_holds_nobody_up() -> None:
-    cluster = Cluster(slots=1)
-    async with cluster.running():
-        async with await connect(cluster), await connect(cluster) as slow:
-            hello = encode_frame(hello_of(cluster).to_json())
-            for byte in hello[:40]:
-                await slow.send(bytes((byte,)))
-            await served(cluster)
+async def test_who_says_nothing_or_half_a_word_holds_nobody_up(cluster: Cluster) -> None:
+    async with await connect(cluster), await connect(cluster) as slow:
+        hello = encode_frame(hello_of(cluster).to_json())
+        for byte in hello[:40]:
+            await slow.send(bytes((byte,)))
         await served(cluster)
+    await served(cluster)
 
 
 WORDS: Final = [
@@ -94,25 +132,13 @@ WORDS: Final = [
 
 
 @pytest.mark.parametrize("word", WORDS)
-async def test_kv_02_a_word_about_anothers_generation_changes_nothing(word: Message) -> None:
-    with Gate() as gate:
-        cluster = Cluster(prefill=Script(before_chunk=gate.pass_through), slots=1)
-        answers: list[Answer] = []
-        async with cluster.running():
-            async with anyio.create_task_group() as tasks, raw_prefill(cluster) as raw:
-
-                async def ask() -> None:
-                    answers.append(await cluster.ask(max_tokens=9))
-
-                tasks.start_soon(ask)
-                await gate.arrival()
-                await raw.say(word)
-                await in_order(raw)
-                gate.open()
-                while not answers:
-                    await anyio.lowlevel.checkpoint()
-            assert answers[0].text == "abcabcabc"
-            await served(cluster)
+async def test_kv_02_a_word_about_anothers_generation_changes_nothing(
+    computing: Computing, word: Message
+) -> None:
+    async with raw_prefill(computing.cluster) as raw:
+        await raw.say(word)
+        await in_order(raw)
+        await computing.is_answered()
 
 
 async def in_order(raw: RawPrefill) -> None:
@@ -123,37 +149,23 @@ async def in_order(raw: RawPrefill) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"request": "other"}, {"incarnation": "e-2"}, {"rank": 1}])
-async def test_kv_01_a_claim_for_what_is_anothers_is_refused(changes: dict[str, Any]) -> None:
-    with Gate() as gate:
-        cluster = Cluster(prefill=Script(before_chunk=gate.pass_through), slots=1)
-        answers: list[Answer] = []
-        async with cluster.running():
-            async with anyio.create_task_group() as tasks, raw_prefill(cluster) as raw:
-
-                async def ask() -> None:
-                    answers.append(await cluster.ask(max_tokens=9))
-
-                tasks.start_soon(ask)
-                await gate.arrival()
-                (rid,) = cluster.decode_apps[0].node.requests
-                await raw.say(replace(raw.claim(rid, 1), **changes))
-                assert (await raw.hear())["type"] == "abort"
-                gate.open()
-                while not answers:
-                    await anyio.lowlevel.checkpoint()
-            assert answers[0].text == "abcabcabc"
-            await served(cluster)
+async def test_kv_01_a_claim_for_what_is_anothers_is_refused(
+    computing: Computing, changes: dict[str, Any]
+) -> None:
+    async with raw_prefill(computing.cluster) as raw:
+        (rid,) = computing.cluster.decode_apps[0].node.requests
+        await raw.say(replace(raw.claim(rid, 1), **changes))
+        assert (await raw.hear())["type"] == "abort"
+        await computing.is_answered()
 
 
-async def test_out_of_order_words_end_their_own_connection() -> None:
-    """What only a decode node says; and the commit of a claim that its end has made void."""
-    cluster = Cluster(slots=1)
-    async with cluster.running():
-        async with raw_prefill(cluster) as raw:
-            await raw.say(Grant("a", 1, 0, 0, 0, 8, 1.0))
-            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                await raw.hear()
-        await served(cluster)
+async def test_out_of_order_words_end_their_own_connection(cluster: Cluster) -> None:
+    """What only a decode node says."""
+    async with raw_prefill(cluster) as raw:
+        await raw.say(Grant("a", 1, 0, 0, 0, 8, 1.0))
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await raw.hear()
+    await served(cluster)
 
 
 async def test_a_captured_hello_proves_nothing_on_another_connection() -> None:

@@ -14,7 +14,7 @@ from tests.pd.cluster import LIMIT, Answer, Cluster
 from tilert_engine.scripted import Script
 from tilert_stream.http.client import Origin, UpstreamError
 from tilert_stream.testing import Gate
-from tilert_transports.control.auth import SIGNATURE_HEADER, ClusterKey
+from tilert_transports.control.auth import NODE_HEADER, SIGNATURE_HEADER, ClusterKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,27 +99,43 @@ async def test_a_router_that_dies_frees_its_slots_and_a_new_one_is_served(place:
             await cluster.idle()
 
 
-async def test_a_captured_request_is_taken_once() -> None:
+async def test_a_captured_request_is_good_once_and_at_its_own_node() -> None:
     keys = {"cluster_key": SECRET}
-    cluster = Cluster(slots=2, prefill_options=keys, decode_options=keys, router_options=keys)
+    cluster = Cluster(
+        slots=2,
+        decode=[Script(), Script()],
+        prefill_options=keys,
+        decode_options=keys,
+        router_options=keys,
+    )
     async with cluster.running():
-        origin = Origin.parse(f"http://127.0.0.1:{cluster.decode_nodes[0].port}")
 
-        async def send(path: str, body: bytes, signature: str) -> tuple[int, Any]:
-            headers = ((SIGNATURE_HEADER, signature),)
+        async def send(
+            path: str, body: bytes, signature: str | None, at: int = 0
+        ) -> tuple[int, Any, str | None]:
+            origin = cluster.decode_nodes[at].origin
+            headers = () if signature is None else ((SIGNATURE_HEADER, signature),)
             async with cluster.client.request(origin, "POST", path, headers, body) as response:
-                return response.status, orjson.loads(await response.read(65536, within=LIMIT))
+                answer = orjson.loads(await response.read(65536, within=LIMIT))
+                return response.status, answer, response.header(NODE_HEADER.encode())
+
+        status, answer, node = await send("/pd/reserve", b"{}", None)
+        assert (status, answer["error"]["code"]) == (401, "invalid_cluster_signature")
+        assert node is not None
 
         def signed(path: str, **fields: Any) -> tuple[str, bytes, str]:
             body = orjson.dumps(fields)
-            return path, body, ClusterKey(SECRET).sign("POST", path, body)
+            return path, body, ClusterKey(SECRET).sign(node, "POST", path, body)
 
         reserve = signed("/pd/reserve", rid="a1", max_len=9)
         cancel = signed("/pd/cancel", rid="a1")
+        status, answer, other = await send(*reserve, at=1)
+        assert (status, answer["error"]["code"]) == (401, "cluster_signature_misdirected")
+        assert other not in (None, node)
         assert (await send(*reserve))[0] == 200
         assert (await send(*cancel))[0] == 200
         for captured in (reserve, cancel):
-            status, answer = await send(*captured)
+            status, answer, _ = await send(*captured)
             assert (status, answer["error"]["code"]) == (401, "invalid_cluster_signature")
         path, _, signature = signed("/pd/reserve", rid="a1", max_len=9)
         altered = orjson.dumps({"rid": "a1", "max_len": 10})

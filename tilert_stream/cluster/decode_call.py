@@ -5,6 +5,7 @@
 ``POST /pd/renew``        the reservation's lease, while prefill takes its time
 ``POST /pd/decode``       the stream of tokens; its head comes when the KV cache has
 ``POST /pd/cancel``       gives the request up, in whatever phase it is
+``POST /pd/decline``      from prefill, which does not reach the control port
 ``GET /decode_status``    ``idle`` or ``busy``: how a stock TileRT node is picked
 ========================  ==========================================================
 
@@ -28,19 +29,21 @@ from .further_sampling import further_sampling
 from .json_fields import as_object
 from .prompt_digest import prompt_digest
 from .refusals import mismatch_of, read_words, refusal_of, retry_after
+from .signing import Signing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ..errors import TilertStreamError
     from ..events import GenerateRequest
     from ..http.client import HTTPClient, Response
     from .address import NodeAddress
+    from .signing import Sign
 
 __all__ = ("DecodeCall", "Grant")
 
 ANSWER_BYTES: Final = 1024 * 1024
-SIGNATURE: Final = "tilert-signature"
+REASON_MAX: Final = 2000
 
 _GONE: Final = frozenset({"kv_grant_gone"})
 
@@ -68,8 +71,7 @@ class DecodeCall:
     """Calls one decode node.
 
     :param label: what clients read in place of its address.
-    :param sign: makes the value of the ``tilert-signature`` header from method, target and body;
-        None where the cluster has no key.
+    :param sign: signs calls; None where the cluster has no key.
     :param answer_timeout: seconds for the short calls.
     :param kv_timeout: seconds that the node waits for the KV cache.
     """
@@ -80,14 +82,14 @@ class DecodeCall:
         address: NodeAddress,
         *,
         label: str = "the decode node",
-        sign: Callable[[str, str, bytes], str] | None = None,
+        sign: Sign | None = None,
         answer_timeout: float = 5.0,
         kv_timeout: float = 120.0,
     ) -> None:
         self.client = client
         self.address = address
         self.origin = Origin.parse(address.origin, label=label)
-        self._sign = sign
+        self._signing = Signing(sign)
         self._answer_timeout = answer_timeout
         self._kv_timeout = kv_timeout
         self._stock = False
@@ -199,6 +201,14 @@ class DecodeCall:
         """
         await self._post("/pd/cancel", {"rid": request, "attempt": attempt})
 
+    async def decline(self, request: str, incarnation: str, generation: int, reason: str) -> None:
+        """From prefill: nothing will come for a grant. That nobody waits for it is fine.
+
+        :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
+        """
+        grant = {"rid": request, "incarnation": incarnation, "generation": generation}
+        await self._post("/pd/decline", {**grant, "reason": reason[:REASON_MAX]})
+
     async def decode(self, request: GenerateRequest, grant: Grant, first_token: int) -> Response:
         """Begin, and wait until the KV cache has landed and is imported; close what is returned.
 
@@ -209,14 +219,7 @@ class DecodeCall:
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
         body = orjson.dumps(self._order(request, grant, first_token))
-        response = await self.client.open(
-            self.origin,
-            "POST",
-            "/pd/decode",
-            self._headers("/pd/decode", body),
-            body,
-            head_timeout=self._kv_timeout + self._answer_timeout,
-        )
+        response = await self._open("/pd/decode", body, self._kv_timeout + self._answer_timeout)
         try:
             if response.status == 200:
                 return response
@@ -255,22 +258,27 @@ class DecodeCall:
         self, path: str, fields: object, *, wait: float = 0
     ) -> tuple[int, bytes, float | None]:
         body = orjson.dumps(fields)
-        async with self.client.request(
-            self.origin,
-            "POST",
-            path,
-            self._headers(path, body),
-            body,
-            head_timeout=self._answer_timeout + wait,
-        ) as response:
+        response = await self._open(path, body, self._answer_timeout + wait)
+        try:
             answer = await response.read(ANSWER_BYTES, within=self._answer_timeout)
+        finally:
+            response.close()
         return response.status, answer, retry_after(response.header)
 
-    def _headers(self, path: str, body: bytes) -> list[tuple[str, str]]:
-        headers = [("content-type", "application/json")]
-        if self._sign is not None:
-            headers.append((SIGNATURE, self._sign("POST", path, body)))
-        return headers
+    async def _open(self, path: str, body: bytes, head_timeout: float) -> Response:
+        """The head of the answer to a signed call; close what is returned."""
+        node = self._signing.node
+        response = await self._send(path, body, head_timeout)
+        if self._signing.learn(response, node):
+            response.close()
+            return await self._send(path, body, head_timeout)
+        return response
+
+    async def _send(self, path: str, body: bytes, head_timeout: float) -> Response:
+        headers = self._signing.headers("POST", path, body)
+        return await self.client.open(
+            self.origin, "POST", path, headers, body, head_timeout=head_timeout
+        )
 
     def _refusal(self, status: int, body: bytes, after: float | None) -> TilertStreamError:
         words = read_words(body)

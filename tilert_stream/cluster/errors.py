@@ -7,6 +7,7 @@ from ..http.client.errors import UpstreamError
 
 __all__ = (
     "DecodeFailed",
+    "HandOverLost",
     "HandshakeRefused",
     "LayoutMismatch",
     "NodeRefused",
@@ -28,11 +29,16 @@ class HandshakeRefused(UpstreamError):
     code = "kv_handshake_refused"
 
 
-class LayoutMismatch(UpstreamError):
-    """The decode node cannot take the KV cache that prefill makes; its message says why."""
+class HandOverLost(UpstreamError):
+    """A prefill and a decode node do not reach each other, or one has gone."""
 
     status = 503
-    code = "kv_layout_mismatch"
+    code = "kv_peer_lost"
+    retryable = True
+
+
+class LayoutMismatch(HandshakeRefused):
+    """The same, as the decode node has said before anything was computed."""
 
 
 class NodeRefused(UpstreamError):

@@ -22,7 +22,7 @@ from ..http.client.errors import (
     UpstreamInvalid,
     UpstreamTimeout,
 )
-from .errors import HandshakeRefused
+from .errors import HandOverLost, HandshakeRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -37,7 +37,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SICK = (ConnectFailed, UpstreamClosed, UpstreamInvalid, UpstreamTimeout)
-_UNREACHED = (Busy, NotReady, ConnectFailed, UpstreamClosed, HandshakeRefused)
+_UNREACHED = (Busy, NotReady, ConnectFailed, UpstreamClosed, HandshakeRefused, HandOverLost)
 """The request was not begun, or its work is lost with the node: another may be asked."""
 
 
@@ -120,6 +120,11 @@ class Pool(Generic[T]):
         self.shun = shun
         self._clock = clock
         self._turn = 0
+
+    @property
+    def where(self) -> str:
+        """How a pipeline prints it."""
+        return f"{self.kind} {', '.join(member.name for member in self.members)}"
 
     def order(self) -> list[Member[T]]:
         """Whom to ask, one after another."""

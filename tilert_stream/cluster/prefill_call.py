@@ -35,6 +35,10 @@ DROPPED: Final = frozenset(
 """``max_completion_tokens`` wins over ``max_tokens``, ``stream_options`` is refused without
 ``stream``, and a stop string may be the first token: stopping is the router's own work."""
 
+LAYOUT: Final = "kv_layout"
+"""The field of a model in ``GET /v1/models`` that describes its KV cache; ours."""
+LAYOUT_TIMEOUT: Final = 5.0
+
 ANSWER_BYTES: Final = 4 * 1024 * 1024
 """One token, and what prefill says about the prompt."""
 
@@ -172,6 +176,28 @@ class PrefillCall:
             logprobs=request.sampling.logprobs,
         )
 
+    async def layout(self) -> Mapping[str, object] | None:
+        """The layout of its KV caches, field by field; None: it says nothing of it.
+
+        :raises ~tilert_stream.http.client.UpstreamError: it did not answer.
+        """
+        async with self._client.request(
+            self.origin, "GET", "/v1/models", self._headers, head_timeout=LAYOUT_TIMEOUT
+        ) as response:
+            answer = await response.read(ANSWER_BYTES, within=LAYOUT_TIMEOUT)
+        if response.status != 200:
+            raise UpstreamError(f"{self.origin.label} does not list its models")
+        try:
+            models = as_list(as_object(orjson.loads(answer), "the answer").get("data"), "data")
+            found = [as_object(model, "data[…]") for model in models]
+            named = [model for model in found if model.get("id") == self._model] or found
+            layout = named[0].get(LAYOUT) if named else None
+            return None if layout is None else _layout(layout)
+        except ValueError as error:
+            raise UpstreamInvalid(
+                f"the models of {self.origin.label} cannot be read: {error}"
+            ) from error
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillAnswer:
@@ -214,6 +240,14 @@ def read_prefill_answer(
     except ValueError as error:
         raise UpstreamInvalid(f"the answer of {label} cannot be used: {error}") from error
     return PrefillAnswer(TokenBatch((first,), told), usage, params)
+
+
+def _layout(value: object) -> Mapping[str, object]:
+    fields = as_object(value, LAYOUT)
+    for name, field in fields.items():
+        if not isinstance(field, str | int):
+            raise ValueError(f"{LAYOUT}.{name} is {field!r:.40}; it must be text, integer or flag")  # noqa: TRY004 - every fault of a peer's JSON is one kind of error
+    return fields
 
 
 def _what_else(body: bytes) -> str:

@@ -22,7 +22,7 @@ from ..errors import (
 )
 from ..http.client.errors import UpstreamError, UpstreamTimeout
 from ..http.errors import RequestTimeout
-from .errors import HandshakeRefused, LayoutMismatch, NodeRefused, Unprocessable
+from .errors import HandOverLost, HandshakeRefused, LayoutMismatch, NodeRefused, Unprocessable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,7 +52,8 @@ _BY_CODE: Final[Mapping[str, type[TilertStreamError]]] = {
 _MISMATCHES: Final[Mapping[str, type[UpstreamError]]] = {
     HandshakeRefused.code: HandshakeRefused,
     "kv_handshake_mismatch": HandshakeRefused,
-    LayoutMismatch.code: LayoutMismatch,
+    "kv_layout_mismatch": LayoutMismatch,
+    HandOverLost.code: HandOverLost,
 }
 
 
@@ -103,7 +104,7 @@ def retry_after(header: Callable[[bytes], str | None]) -> float | None:
 
 
 def mismatch_of(words: Words, label: str) -> UpstreamError | None:
-    """The error where two nodes do not fit together, which no other try mends; None otherwise."""
+    """The error where two nodes do not come together, whatever its status; None otherwise."""
     kind = _MISMATCHES.get(words.code or "")
     return None if kind is None else kind(f"{label} gave the request up: {words.message}")
 

@@ -41,7 +41,6 @@ class Reservation:
     """One request's slot.
 
     :param queue: where it waits while every node is busy.
-    :param layout: of prefill's KV caches, where it is known.
     """
 
     def __init__(
@@ -51,14 +50,14 @@ class Reservation:
         janitor: Janitor,
         keeper: Keeper,
         queue: Queue,
-        layout: Mapping[str, object] | None = None,
     ) -> None:
         self.request = request
         self._pool = pool
         self._janitor = janitor
         self._keeper = keeper
         self._queue = queue
-        self._layout = layout
+        self.layout: Mapping[str, object] | None = None
+        """Of prefill's KV caches, where it is known."""
         self._claim: Claim | None = None
         self._grant: Grant | None = None
         self._released = False
@@ -123,10 +122,10 @@ class Reservation:
         claim = self._claim_on(member)
         self._take(claim)
         claim.enter()
-        return await claim.ask(self._layout)
+        return await claim.ask(self.layout)
 
     async def _contend(self) -> None:
-        contest = Contest(self._pool, self._claim_on, self._layout, wait=self._queue.timeout)
+        contest = Contest(self._pool, self._claim_on, self.layout, wait=self._queue.timeout)
         claim, self._grant = await contest.run()
         self._take(claim)
         if self._released:  # while the grant was on its way

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - option types are read at run time
-from typing import Annotated
+from typing import Annotated, Literal
 
 from .cluster import TransportOptions
 from .engine import DecodeOptions
@@ -33,6 +33,14 @@ class _Ports(HostOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class _Landing(TransportOptions):
+    pd_dialect: Annotated[
+        Literal["tilert-stream", "tilert-pd"],
+        Option(
+            "Cluster",
+            "What prefill nodes speak: our own dialect, or that of TileRT's vLLM connector and"
+            " router, for MLA models over nixl or mooncake.",
+        ),
+    ] = "tilert-stream"
     regions: Annotated[
         int | None,
         Option(

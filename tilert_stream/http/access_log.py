@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 __all__ = ("AccessRecord", "logger", "printable")
 
@@ -13,6 +15,7 @@ logger = logging.getLogger("tilert_stream.access")
 CLIENT_GONE = 499
 """The status of an answer that nobody waited for (nginx's number; never sent)."""
 
+_HEADER_VALUE = re.compile(r"[!-~]+")
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
@@ -30,6 +33,8 @@ class AccessRecord:
     """Method, target and version, as received."""
     request_id: str = "-"
     """``x-request-id`` of the answer, else the app's own, else that of the request."""
+    named: bool = False
+    """Whether the app has given its own."""
     status: int = CLIENT_GONE
     sent: int = 0
     """Bytes of body."""
@@ -40,6 +45,16 @@ class AccessRecord:
     def name(self, request_id: str) -> None:
         """Say what the app calls the request."""
         self.request_id = request_id
+        self.named = True
+
+    def name_refusal(self) -> str:
+        """The id of an answer of the server's own: the app's, else a fresh one.
+
+        Never the client's, which may be anything, and the same for many requests.
+        """
+        if not (self.named and _HEADER_VALUE.fullmatch(self.request_id)):
+            self.request_id = uuid4().hex
+        return self.request_id
 
     def write(self) -> None:
         """Log the line, at level info."""

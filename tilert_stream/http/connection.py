@@ -258,11 +258,12 @@ class Connection:
         self._ledger.refused_total += 1
         record.status = error.status
         record.ending = "refused"
-        logger.info("%s: %d %s", self._name, error.status, error)
+        request_id = record.name_refusal()
+        logger.info("%s: %d %s (request %s)", self._name, error.status, error, request_id)
         # A writer of its own: the exchange's may have been told that it is over.
         writer = SocketWriter(self._sock, self._settings.linger_timeout)
         with suppress(ClientGone):
-            await writer.write(refusal(error, head_only=head_only))
+            await writer.write(refusal(error, request_id, head_only=head_only))
             if not input_clean:
                 await self._linger()
 

@@ -31,8 +31,10 @@ def http_date() -> bytes:
     return _date[1]
 
 
-def refusal(error: TilertStreamError, *, head_only: bool = False) -> bytes:
+def refusal(error: TilertStreamError, request_id: str, *, head_only: bool = False) -> bytes:
     """Render ``error`` as a response that closes the connection.
+
+    :param request_id: sent as ``x-request-id``: the answer and its log line find each other.
 
     The body is OpenAI's nested error object. A connection object of its own makes the bytes, so
     that they can be had whatever state the client's request has left the real one in.
@@ -42,6 +44,7 @@ def refusal(error: TilertStreamError, *, head_only: bool = False) -> bytes:
         *error_headers(error),
         (b"content-length", b"%d" % len(body)),
         (b"date", http_date()),
+        (b"x-request-id", request_id.encode("ascii")),
         (b"connection", b"close"),
     ]
     head = h11.Response(

@@ -12,63 +12,38 @@ request's own lease. Everything here belongs to the event loop's thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import inf
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from anyio import move_on_after
 
-from tilert_engine.layouts.landed import LandedKV
-from tilert_stream.abc import GrammarEngine, capabilities_of
-from tilert_stream.cluster.admission import Admission
-from tilert_stream.errors import ContextLengthExceeded, KVTimeout, UnsupportedParameter
-from tilert_stream.events import (
-    GenerateRequest,
-    KVReady,
-    Prefilled,
-    PromptUsage,
-    Reserved,
-    TokenBatch,
-)
-from tilert_stream.lifecycle import CLOCK
-from tilert_transports.control.errors import GrantGone, RequestInUse
+from tilert_stream.errors import KVTimeout
+from tilert_stream.events import GenerateRequest, KVReady, Prefilled, Reserved
+from tilert_transports.control.errors import GrantGone, PeerLost, RequestInUse
 
+from .engine_side import EngineSide
 from .recent import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from tilert_engine.decode_worker import DecodeJob, DecodeWorker
+    from tilert_engine.decode_worker import DecodeWorker
     from tilert_stream.cluster.admission import Ticket
     from tilert_stream.errors import TilertStreamError
-    from tilert_stream.events import Capability
     from tilert_stream.scope import RequestScope
     from tilert_transports.control.landing import Landing
     from tilert_transports.control.prompt import PromptIdentity
     from tilert_transports.control.regions import LandingRegion
     from tilert_transports.control.reservation import Granted, Landed
 
-__all__ = ("DecodeNode", "DecodeOrder")
+    from .decode_orders import DecodeOrder
+
+__all__ = ("DecodeNode",)
 
 SequenceT = TypeVar("SequenceT")
 
 REMEMBERED: Final = 1024
 """Ends that a router may still ask for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeOrder(GenerateRequest):
-    """What a router asks of a decode node. The prompt's ids stay with prefill."""
-
-    first_token: int
-    """Prefill's; it counts as the first of ``limits.max_tokens``."""
-    generation: int | None
-    """Of the grant that the router was given; None: a router of TileRT's, which names none."""
-    prompt_ids: tuple[int, ...] = ()
-    kv_timeout: float = inf
-    """Seconds that the KV cache may take."""
-    times: dict[str, float] = field(default_factory=dict[str, float], compare=False)
-    """Seconds on ``CLOCK`` at which ``landed`` and ``imported`` came true."""
 
 
 @dataclass(slots=True)
@@ -87,7 +62,7 @@ class _Promise:
         return self.landing.granted.generation
 
 
-class DecodeNode(Generic[SequenceT]):
+class DecodeNode(EngineSide[SequenceT]):
     """The ``DecodeNode`` of a decode process: its KV caches come from elsewhere.
 
     :param reserve: holds a landing region for a request of so many tokens.
@@ -100,10 +75,8 @@ class DecodeNode(Generic[SequenceT]):
         reserve: Callable[[str, int, PromptIdentity | None], Landing],
         view: Callable[[LandingRegion], memoryview],
     ) -> None:
-        self._worker = worker
+        super().__init__(worker, view)
         self._reserve = reserve
-        self._view = view
-        self.admission = Admission(range(worker.engine.slots), timeout=0)
         self._promises: dict[int, _Promise] = {}
         self._failed: Recent[tuple[str, int], TilertStreamError] = Recent(REMEMBERED)
         """Why promises ended before their request came; by request and generation."""
@@ -135,8 +108,8 @@ class DecodeNode(Generic[SequenceT]):
         :raises ~tilert_transports.control.errors.RequestInUse: a live request has this id.
         :raises ~tilert_transports.control.errors.GrantGone: it was given up before it came.
         """
-        self._check_needs(needs)
-        self._check_length(max_tokens)
+        self.check_needs(needs)
+        self.check_length(max_tokens)
         self._check_unknown(request)
         ticket = await self.admission.acquire(wait)
         try:
@@ -193,6 +166,21 @@ class DecodeNode(Generic[SequenceT]):
         self._give_back(promise, "cancelled")
         return True
 
+    def decline(self, request: str, incarnation: str, generation: int, reason: str) -> bool:
+        """Fail the promise that a prefill node cannot bring anything for.
+
+        False: nobody waits for one of that name, or its KV cache has landed already.
+        """
+        promise = self._promises.get(generation)
+        if promise is None or promise.request != request:
+            return False
+        landing = promise.landing
+        if landing.granted.incarnation != incarnation:
+            return False
+        return landing.turn_away(
+            PeerLost(f"prefill does not reach the control port of this decode node: {reason}")
+        )
+
     def _promised(self, request: str, generation: int | None) -> _Promise:
         promise = self._of(request)
         if promise is None or generation not in (None, promise.generation):
@@ -246,25 +234,10 @@ class DecodeNode(Generic[SequenceT]):
         order = cast("DecodeOrder", scope.request)
         promise = cast("_Promise", prefilled.reserved.grant)
         landed = await self._landed(promise.landing, order)
-        order.times["landed"] = CLOCK()
-        scope.usage = PromptUsage(landed.tokens)
-        if scope.record is not None:
-            scope.record.kv_bytes = landed.nbytes
-        self._check_length(landed.tokens + order.limits.max_tokens)
-        kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums, landed.last_token)
-        job = self._worker.open(
-            promise.ticket.slot,
-            kv,
-            order.first_token,
-            order.limits,
-            order.sampling,
-            on_closed=promise.ticket.free,
-        )
-        scope.lease.hold("sequence", lambda _reason: self._worker.close(job))
-        await job.opened.wait()
+        self.check_length(landed.tokens + order.limits.max_tokens)
+        ready = await self.open(order, promise.ticket, landed, scope)
         promise.landing.release("imported")
-        order.times["imported"] = CLOCK()
-        return KVReady(job)
+        return ready
 
     async def _landed(self, landing: Landing, order: DecodeOrder) -> Landed:
         with move_on_after(order.kv_timeout):
@@ -274,49 +247,7 @@ class DecodeNode(Generic[SequenceT]):
             f"the KV cache did not land within {order.kv_timeout:g} s (timeout_s); try again"
         )
 
-    def _check_length(self, length: int) -> None:
-        longest = self._worker.engine.max_seq_len
-        if length > longest:
-            raise ContextLengthExceeded(
-                f"prompt and answer have {length} tokens, the window of this decode node is"
-                f" {longest} (--max-seq-len): shorten the prompt or lower max_tokens"
-            )
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """What a request can ask for."""
-        return capabilities_of(self._worker.engine)
-
-    def check_grammar(self, grammar: str) -> None:
-        """Have the engine compile ``grammar``; blocks, from any thread.
-
-        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
-        """
-        engine = self._worker.engine
-        if isinstance(engine, GrammarEngine):
-            engine.check_grammar(grammar)
-
-    def _check_needs(self, needs: Collection[str]) -> None:
-        lacking = sorted(set(needs) - self.capabilities)
-        if lacking:
-            raise UnsupportedParameter(
-                f"{lacking[0]} is set, and this decode node's engine has none; leave it out",
-                param=lacking[0],
-            )
-
-    async def decode(self, ready: KVReady, scope: RequestScope) -> None:
-        """Send the first token, and begin; the owner thread fills the mailbox."""
-        order = cast("DecodeOrder", scope.request)
-        scope.mailbox.put(TokenBatch((order.first_token,)))
-        self._worker.begin(cast("DecodeJob[SequenceT]", ready.sequence), scope.mailbox)
-
     @property
     def requests(self) -> list[str]:
         """The ids that hold a slot, promised or decoding."""
         return [promise.request for promise in self._promises.values()]
-
-    @property
-    def full(self) -> bool:
-        """Whether no slot is free."""
-        statistics = self.admission.statistics()
-        return statistics.busy == statistics.slots

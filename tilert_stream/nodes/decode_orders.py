@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tilert_stream.events import Limits, Sampling
+from tilert_stream.events import GenerateRequest, Limits, Sampling
 from tilert_stream.openai.body import parse_object
 from tilert_stream.openai.fields import LOGPROBS_MAX
 from tilert_stream.openai.validation import WireModel, validate
-
-from .decode_node import DecodeOrder
 
 if TYPE_CHECKING:
     from tilert_stream.openai.validation import ModelT
 
 __all__ = (
     "CancelBody",
+    "DeclineBody",
     "DecodeBody",
+    "DecodeOrder",
     "PromptBody",
     "RenewBody",
     "ReserveBody",
@@ -31,6 +32,21 @@ __all__ = (
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 """It stands in log lines, and travels on to other nodes."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOrder(GenerateRequest):
+    """What a router asks of a decode node. The prompt's ids stay with prefill."""
+
+    first_token: int
+    """Prefill's; it counts as the first of ``limits.max_tokens``."""
+    generation: int | None
+    """Of the grant that the router was given; None: a router of TileRT's, which names none."""
+    prompt_ids: tuple[int, ...] = ()
+    kv_timeout: float = inf
+    """Seconds that the KV cache may take."""
+    times: dict[str, float] = field(default_factory=dict[str, float], compare=False)
+    """Seconds on ``CLOCK`` at which ``landed`` and ``imported`` came true."""
 
 
 class PromptBody(WireModel):
@@ -64,6 +80,15 @@ class RenewBody(WireModel):
 
     rid: RequestId
     generation: int = Field(ge=1)
+
+
+class DeclineBody(WireModel):
+    """``POST /pd/decline``."""
+
+    rid: RequestId
+    incarnation: str
+    generation: int = Field(ge=1)
+    reason: str = Field(max_length=2000)
 
 
 class CancelBody(WireModel):

@@ -9,7 +9,7 @@ from tilert_stream.events import Finished, Prefilled, PromptUsage, Reserved, Tok
 if TYPE_CHECKING:
     from tilert_stream.scope import RequestScope
 
-    from .decode_node import DecodeOrder
+    from .decode_orders import DecodeOrder
 
 __all__ = ("FirstToken",)
 

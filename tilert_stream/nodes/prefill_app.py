@@ -2,12 +2,13 @@
 
 ``POST /v1/completions`` and ``POST /v1/chat/completions`` with ``max_tokens`` 1; the answer says
 the first token's id in both of vLLM's ways. ``kv_transfer_params`` says where the KV cache goes.
+``GET /v1/models`` describes the KV caches besides (``kv_layout``).
 """
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from starlette.routing import Route, Router
 
@@ -15,16 +16,16 @@ from tilert_stream.asgi.auth import KeyRing
 from tilert_stream.asgi.endpoint import (
     Endpoint,
     json_answer,
-    models_answer,
     not_found,
     ready_answer,
 )
 from tilert_stream.asgi.request_body import check_grammar, parse_body, read_body
 from tilert_stream.asgi.request_id import answer_id
-from tilert_stream.asgi.response import JSON, StreamResponse
+from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
+from tilert_stream.cluster.prefill_call import LAYOUT
 from tilert_stream.openai.encoding import dumps
 from tilert_stream.openai.logprobs import chat_logprobs, completion_logprobs
-from tilert_stream.openai.objects import choice_object, response
+from tilert_stream.openai.objects import choice_object, model_list, response
 from tilert_stream.openai.token_names import TokenNames
 from tilert_stream.telemetry.record import RequestRecord
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
+    from tilert_engine.layouts.abc import Description
     from tilert_stream.abc import Transform
     from tilert_stream.asgi.endpoint import Handler
     from tilert_stream.events import Finished, TokenBatch, TokenLogprob
@@ -54,6 +56,7 @@ class PrefillApp:
     """A prefill node as an ASGI app.
 
     :param desk: where KV caches leave; entered, like ``service``, by the lifespan.
+    :param layout: of the KV caches, field by field: routers read it to know whom they fit.
     :param api_keys: one of them must come as bearer token with every ``/v1`` request; none: open.
     :param telemetry: counts requests and logs them; None: nobody does, and ``/metrics`` is not
         there.
@@ -66,12 +69,14 @@ class PrefillApp:
         tokenizer: TextTokenizer,
         desk: AbstractAsyncContextManager[object],
         *,
+        layout: Description,
         api_keys: Iterable[str] = (),
         max_body_bytes: int = 32 * 1024 * 1024,
         telemetry: Telemetry | None = None,
     ) -> None:
         self.service = service
         self._card = card
+        self._layout = layout
         self._tokenizer = tokenizer
         self._desk = desk
         self._keys = KeyRing(api_keys)
@@ -82,7 +87,7 @@ class PrefillApp:
             routes=[
                 Route("/v1/completions", Endpoint(POST=self._prefill("completion"))),
                 Route("/v1/chat/completions", Endpoint(POST=self._prefill("chat"))),
-                Route("/v1/models", Endpoint(GET=models_answer(card, self._keys))),
+                Route("/v1/models", Endpoint(GET=self._models)),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
                 Route("/ready", Endpoint(GET=ready_answer(service))),
                 *([] if telemetry is None else [telemetry.route()]),
@@ -101,6 +106,13 @@ class PrefillApp:
         """Open the desk, and start the engine."""
         async with self._desk, self.service:
             yield
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._keys.check(scope["headers"])
+        models = model_list([self._card])
+        for model in cast("list[dict[str, object]]", models["data"]):
+            model[LAYOUT] = self._layout
+        await JSONBody(dumps(models))(scope, receive, send)
 
     def _prefill(self, kind: EndpointKind) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,7 +33,7 @@ from tilert_transports.control.errors import GrantGone
 from .hand_over.courier import open_courier
 from .hand_over.parcel import Parcel
 from .hand_over.staging import StagingMemory
-from .landing_port import transport_maker
+from .landing_memory import transport_maker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

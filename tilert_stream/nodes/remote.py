@@ -1,137 +1,43 @@
-"""Prefill and decode in other processes: what a router's pipeline has in place of engines.
+"""Decode on another node: what a router's pipeline has in place of an engine.
 
 ::
 
     Reserve   POST /pd/reserve      ─► Reservation, kept alive while prefill works
-    Prefill   POST /v1/completions  ─► the first token; its KV cache goes to the node
     ImportKV  POST /pd/decode       ─► the head of the stream, once the KV cache has been imported
     Decode    the stream's lines    ─► the mailbox
 
-What is claimed goes into the request's lease. A decode node that dies while prefill works takes
-nothing with it but prefill's work: another is asked, since nothing has left for the client; so it
-is where prefill and a decode node do not fit together.
+What is claimed goes into the request's lease.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from anyio import CancelScope
 from anyio.lowlevel import cancel_shielded_checkpoint
 
 from tilert_stream.cluster.decode_stream import DecodeStream
-from tilert_stream.cluster.errors import HandshakeRefused
+from tilert_stream.cluster.errors import HandOverLost, HandshakeRefused, LayoutMismatch
 from tilert_stream.cluster.queue import Queue
 from tilert_stream.cluster.reservation import Reservation
-from tilert_stream.errors import Cancelled, InvalidRequest
-from tilert_stream.events import Finished, KVReady, Prefilled, Reserved
+from tilert_stream.errors import InvalidRequest
+from tilert_stream.events import Finished, KVReady, Reserved
 from tilert_stream.fusion import stage_error
-from tilert_stream.http.client import UpstreamError
-
-from .hand_over.destination import Destination, Grant, params_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tilert_stream.cluster.decode_call import DecodeCall
     from tilert_stream.cluster.janitor import Janitor
     from tilert_stream.cluster.keeper import Keeper
-    from tilert_stream.cluster.pool import Member, Pool
-    from tilert_stream.cluster.prefill_call import PrefillAnswer, PrefillCall
-    from tilert_stream.errors import TilertStreamError
-    from tilert_stream.events import GenerateRequest, TokenBatch
+    from tilert_stream.cluster.pool import Pool
+    from tilert_stream.cluster.prefill_layouts import KnownLayout
+    from tilert_stream.events import GenerateRequest, Prefilled, TokenBatch
     from tilert_stream.http.client import Response
     from tilert_stream.mailbox import Mailbox
     from tilert_stream.scope import RequestScope
 
-__all__ = ("RemoteDecode", "RemotePrefill")
+__all__ = ("RemoteDecode",)
 
-RECLAIMS: Final = 3
-"""How often a request may lose its slot to a dying node before it fails."""
 DRAIN_BYTES: Final = 256 * 1024
 """What is read of a stream whose request has ended, before its connection is closed."""
-
-
-class RemotePrefill:
-    """A ``PrefillNode`` on a pool of servers with OpenAI's API, such as vLLM with our connector.
-
-    Follows ``RemoteDecode``'s reservation in the pipeline.
-    """
-
-    def __init__(self, pool: Pool[PrefillCall]) -> None:
-        self._pool = pool
-        self.where = _where(pool)
-
-    async def prefill(self, reserved: Reserved, scope: RequestScope) -> Prefilled:
-        """Have the prompt computed, and the reservation kept alive; one that fails ends the other.
-
-        :raises ~tilert_stream.errors.InvalidRequest: prefill's own 4xx, in its own words.
-        :raises ~tilert_stream.errors.Busy: all prefill or all decode nodes are busy.
-        :raises ~tilert_stream.http.client.UpstreamError: none of either can be used.
-        """
-        reservation = cast("Reservation", reserved.grant)
-        answer = await self._compute(reservation, scope)
-        for _ in range(RECLAIMS):
-            if not isinstance(answer, UpstreamError):
-                break
-            node = reservation.node
-            refused = isinstance(answer, HandshakeRefused)
-            if refused:
-                reservation.avoid()
-            await reservation.claim()
-            if refused and reservation.node is node:
-                break  # there is no other
-            answer = await self._compute(reservation, scope)
-        if isinstance(answer, UpstreamError):
-            raise answer
-        reserved = Reserved(reservation.grant.region, reservation)
-        return Prefilled(reserved, answer.first, answer.kv_transfer_params, answer.usage)
-
-    async def _compute(
-        self, reservation: Reservation, scope: RequestScope
-    ) -> PrefillAnswer | UpstreamError:
-        """Prefill's answer, or why the reservation was lost meanwhile, or is of no use."""
-        # The first token is the last one: no KV cache is wanted.
-        one = scope.request.limits.max_tokens == 1
-        params = None if one else _kv_transfer_params(reservation)
-        answer: PrefillAnswer | None = None
-        lost: list[TilertStreamError] = []
-        asking = True
-        cancel = CancelScope()
-
-        def stop(_reason: str) -> None:
-            if asking:
-                cancel.cancel()
-
-        def give_up(error: TilertStreamError) -> None:
-            lost.append(error)
-            stop("reservation lost")
-
-        async def ask(member: Member[PrefillCall]) -> PrefillAnswer:
-            visit = member.visit()
-            try:
-                return await member.node.prefill(scope.request, params)
-            finally:
-                visit.leave()
-
-        hold = scope.lease.hold("prefill", stop)
-        stop_keeping = reservation.keep(give_up)
-        try:
-            with cancel:
-                answer = await self._pool.first(ask)
-        except HandshakeRefused as error:
-            return error
-        finally:
-            asking = False
-            stop_keeping()
-            hold.release("prefilled")
-        if answer is not None:
-            return answer
-        for loss in lost:
-            if isinstance(loss, UpstreamError):
-                return loss
-            raise loss
-        raise Cancelled(f"request {scope.request.id} ended before prefill had answered")
 
 
 class RemoteDecode:
@@ -140,8 +46,8 @@ class RemoteDecode:
     :param janitor: tells nodes what has ended, and reads late bodies; entered by whoever made it.
     :param keeper: keeps reservations alive; entered like the janitor.
     :param queue: where requests wait while every node is busy; None: nobody waits.
-    :param layout: of prefill's KV caches, field by field, where it is known: nodes that cannot
-        take them are found before anything is computed.
+    :param layouts: of prefill's KV caches, where they are known: nodes that cannot take them are
+        found before anything is computed.
     """
 
     def __init__(
@@ -151,14 +57,14 @@ class RemoteDecode:
         keeper: Keeper,
         *,
         queue: Queue | None = None,
-        layout: Mapping[str, object] | None = None,
+        layouts: KnownLayout | None = None,
     ) -> None:
         self._pool = pool
         self._janitor = janitor
         self._keeper = keeper
         self._queue = queue or Queue(timeout=0)
-        self._layout = layout
-        self.where = _where(pool)
+        self._layouts = layouts
+        self.where = pool.where
 
     async def reserve(self, request: GenerateRequest, scope: RequestScope) -> Reserved:
         """Have some node hold a slot.
@@ -166,6 +72,7 @@ class RemoteDecode:
         :raises ~tilert_stream.errors.Busy: none came free in time, or the line is full.
         :raises ~tilert_stream.errors.InvalidRequest: there is no prompt, or nothing to generate.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request can never fit.
+        :raises LayoutMismatch: no node can take the KV caches that prefill makes.
         :raises ~tilert_stream.http.client.UpstreamError: no node can be used.
         """
         if not request.prompt_ids:
@@ -175,12 +82,24 @@ class RemoteDecode:
                 f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
                 param="max_tokens",
             )
-        reservation = Reservation(
-            request, self._pool, self._janitor, self._keeper, self._queue, self._layout
-        )
+        reservation = Reservation(request, self._pool, self._janitor, self._keeper, self._queue)
         scope.lease.hold("reservation", reservation.release)
-        await reservation.claim()
+        if self._layouts is not None:
+            await self._claim(reservation, self._layouts)
+        else:
+            await reservation.claim()
         return Reserved(reservation.grant.region, reservation)
+
+    async def _claim(self, reservation: Reservation, layouts: KnownLayout) -> None:
+        told = reservation.layout = layouts.common
+        try:
+            await reservation.claim()
+        except LayoutMismatch:
+            await layouts.renew()
+            reservation.layout = layouts.common
+            if reservation.layout == told:
+                raise
+            await reservation.claim()
 
     async def import_kv(self, prefilled: Prefilled, scope: RequestScope) -> KVReady:
         """Begin the stream; its head comes when the KV cache has been imported.
@@ -193,7 +112,7 @@ class RemoteDecode:
         first = prefilled.first.ids[0]
         try:
             response = await node.decode(scope.request, reservation.grant, first)
-        except HandshakeRefused:
+        except (HandshakeRefused, HandOverLost):
             reservation.avoid()
             raise
         lines = DecodeStream(scope.request.limits, first, label=node.origin.label)
@@ -305,16 +224,3 @@ class _RemoteStream:
         self._response.close()
         if not self._lines.node_ended:
             self._reservation.cancel()
-
-
-def _kv_transfer_params(reservation: Reservation) -> dict[str, object]:
-    address, grant = reservation.node.address, reservation.grant
-    claim = None
-    if grant.incarnation is not None:
-        claim = Grant(grant.request, grant.incarnation, grant.generation)
-    return params_for(Destination(address.host, address.ctrl_port, claim))
-
-
-def _where(pool: Pool[PrefillCall] | Pool[DecodeCall]) -> str:
-    """How a pipeline prints it."""
-    return f"{pool.kind} {', '.join(member.name for member in pool.members)}"

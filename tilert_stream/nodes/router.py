@@ -15,6 +15,7 @@ from tilert_stream.cluster.janitor import Janitor
 from tilert_stream.cluster.keeper import Keeper
 from tilert_stream.cluster.pool import Pool
 from tilert_stream.cluster.prefill_call import PrefillCall
+from tilert_stream.cluster.prefill_layouts import PrefillLayouts
 from tilert_stream.cluster.queue import Queue
 from tilert_stream.http.client import HTTPClient
 from tilert_stream.openai.encoding import dumps
@@ -28,14 +29,16 @@ from tilert_stream.stages.prefill import Prefill
 from tilert_stream.stages.reserve import Reserve
 from tilert_stream.stages.stop import StopStrings
 
-from .remote import RemoteDecode, RemotePrefill
+from .remote import RemoteDecode
+from .remote_prefill import RemotePrefill
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from starlette.types import Receive, Scope, Send
 
     from tilert_stream.cluster.address import NodeAddress
+    from tilert_stream.cluster.signing import Sign
     from tilert_stream.events import TextDelta
     from tilert_stream.http.client import Origin
     from tilert_stream.model.tokenizer import TextTokenizer
@@ -65,7 +68,7 @@ class Nodes:
         *,
         prefill_model: str,
         prefill_api_key: str | None = None,
-        sign: Callable[[str, str, bytes], str] | None = None,
+        sign: Sign | None = None,
         prefill_timeout: float = 300.0,
         kv_timeout: float = 120.0,
         queue_timeout: float = 30.0,
@@ -117,18 +120,20 @@ def remote_service(
     :param time_limits: how long each part of a request may take.
     """
     janitor, keeper = Janitor(), Keeper()
-    decode = RemoteDecode(nodes.decode, janitor, keeper, queue=nodes.queue)
+    layouts = PrefillLayouts(nodes.prefill, janitor)
+    decode = RemoteDecode(nodes.decode, janitor, keeper, queue=nodes.queue, layouts=layouts)
 
     @asynccontextmanager
     async def outgoing() -> AsyncGenerator[None]:
         with nodes.client:
             async with janitor, keeper:
+                layouts.ask()
                 yield
 
     pipeline = (
         Pipeline()
         .then(Reserve(decode))
-        .then(Prefill(RemotePrefill(nodes.prefill)))
+        .then(Prefill(RemotePrefill(nodes.prefill, layouts)))
         .then(ImportKV(decode))
         .then(Decode(decode))
         .then(Detokenize(tokenizer if parser is None else tokenizer.showing(parser.markers)))

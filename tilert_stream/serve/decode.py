@@ -11,6 +11,9 @@ from tilert_stream.nodes.decode_app import DecodeApp
 from tilert_stream.nodes.decode_node import DecodeNode
 from tilert_stream.nodes.first_token import FirstToken
 from tilert_stream.nodes.landing_port import LandingPort
+from tilert_stream.nodes.tilert_app import TilertApp
+from tilert_stream.nodes.tilert_node import TilertNode
+from tilert_stream.nodes.tilert_port import TilertPort
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.service import Service
 from tilert_stream.stages.decode import Decode
@@ -28,18 +31,19 @@ from .telemetry import make_telemetry
 
 if TYPE_CHECKING:
     from tilert_stream.config import DecodeConfig
+    from tilert_stream.events import TokenBatch
     from tilert_stream.http.scope import Address
 
     from .models import Model
 
-__all__ = ("build_decode", "run")
+__all__ = ("build_decode", "build_tilert", "run")
 
 SILENCE: float = 600.0
 """Seconds without a token after which an engine is taken for stuck, as TileRT has it."""
 
 
 def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, LandingPort]:
-    """The ASGI app that ``config`` describes, and its control port; nothing runs yet.
+    """A decode node's ASGI app and its control port, in our own dialect; nothing runs yet.
 
     :raises ~tilert_stream.errors.ConfigError: an option is wrong.
     """
@@ -59,15 +63,9 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
         prepare=engine.landing,
     )
     node = DecodeNode(worker, port.reserve, port.view)
-    pipeline = (
-        Pipeline().then(Reserve(node)).then(FirstToken()).then(ImportKV(node)).then(Decode(node))
-    )
-    limits = TimeLimits(
-        prefill=inf, kv=config.kv_timeout, first_token=inf, inter_token=SILENCE, total=inf
-    )
     app = DecodeApp(
         node,
-        Service(pipeline, workers=(worker,), time_limits=limits),
+        _service(config, node, worker),
         layout=model.layout.describe(),
         eos_ids=model.front.card.eos_ids,
         port=port,
@@ -75,6 +73,50 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
         telemetry=make_telemetry(config, model.front.card),
     )
     return app, port
+
+
+def build_tilert(config: DecodeConfig, model: Model) -> tuple[TilertApp, TilertPort]:
+    """The same for TileRT's stock prefill connector and routers.
+
+    :raises ~tilert_stream.errors.ConfigError: an option is wrong, or the dialect has no such
+        transport or model.
+    """
+    key = cluster_key(config)
+    engine = LandingDecode(model.decode, model.layout)
+    port = TilertPort(
+        model.layout,
+        transport=config.transport,
+        slots=model.decode.slots,
+        regions=config.regions or model.decode.slots + SPARE_REGIONS,
+        host=config.host,
+        port=config.ctrl_port,
+        timeout=config.kv_timeout,
+        advertise=config.advertise_host,
+        prepare=engine.landing,
+    )
+    worker: DecodeWorker[Any] = DecodeWorker(engine)
+    node = TilertNode(worker, port.arrived, port.discard, port.view)
+    app = TilertApp(
+        node,
+        _service(config, node, worker),
+        eos_ids=model.front.card.eos_ids,
+        port=port,
+        verifier=None if key is None else RequestVerifier(key),
+        telemetry=make_telemetry(config, model.front.card),
+    )
+    return app, port
+
+
+def _service(
+    config: DecodeConfig, node: DecodeNode[Any] | TilertNode[Any], worker: DecodeWorker[Any]
+) -> Service[TokenBatch]:
+    pipeline = (
+        Pipeline().then(Reserve(node)).then(FirstToken()).then(ImportKV(node)).then(Decode(node))
+    )
+    limits = TimeLimits(
+        prefill=inf, kv=config.kv_timeout, first_token=inf, inter_token=SILENCE, total=inf
+    )
+    return Service(pipeline, workers=(worker,), time_limits=limits)
 
 
 def run(config: DecodeConfig) -> int:
@@ -95,7 +137,8 @@ def run(config: DecodeConfig) -> int:
         weights=config.model_weights_dir,
         prefills=False,
     )
-    app, port = build_decode(config, model)
+    build = build_tilert if config.pd_dialect == "tilert-pd" else build_decode
+    app, port = build(config, model)
 
     def announce(address: Address) -> None:
         where = f"{bracketed(address[0])}:{port.port}:{address[1]}"

@@ -50,6 +50,7 @@ def build_prefill(config: PrefillConfig, model: Model) -> PrefillApp:
         card,
         model.front.tokenizer,
         desk,
+        layout=model.layout.describe(),
         api_keys=config.api_keys,
         telemetry=telemetry,
     )

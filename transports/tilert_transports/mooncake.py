@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from anyio.to_thread import run_sync
 
 from .abc import Caps
-from .errors import HandshakeMismatch, PeerLost, PeerStale, TransferFailed
+from .errors import HandshakeMismatch, PeerLost, PeerStale, RegionInvalid, TransferFailed
 from .host_memory import HostMemory
 from .host_transport import HostTransport
 from .mooncake_engine import MooncakeEngine
@@ -20,7 +20,7 @@ from .mooncake_engine import MooncakeEngine
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .abc import DeviceBuffer, HostBuffer
+    from .abc import DeviceBuffer, HostBuffer, Region
     from .card import Card, Detail
     from .lane import Transfer
     from .latch import Latch
@@ -72,6 +72,24 @@ class MooncakeTransport(HostTransport):
             self._engine.register(self._identity)
             self._session = self._engine.session()
         self._engine.register(memory)
+
+    @property
+    def session(self) -> str:
+        """Mooncake's own name of this engine, ``host:port``: any Mooncake engine can dial it.
+
+        :raises RegionInvalid: there is no region yet.
+        """
+        if not self._session:
+            raise RegionInvalid("a Mooncake session needs a region: allocate or register one first")
+        return self._session
+
+    def address(self, region: Region) -> int:
+        """Where a region of ours lies, for engines that are told addresses.
+
+        :raises RegionInvalid: unknown, or out of range.
+        """
+        self._check_own(region)
+        return self._memory[region.id].address + region.offset
 
     def _listen(self) -> dict[str, Detail]:
         details: dict[str, Detail] = {

@@ -24,7 +24,7 @@ from .nixl_memory import Location, NixlMemory, device_location
 from .nixl_owner import NixlOwner
 
 if TYPE_CHECKING:
-    from .abc import DeviceBuffer, HostBuffer
+    from .abc import DeviceBuffer, HostBuffer, Region
     from .card import Card, Detail
     from .latch import Latch
     from .nixl_binding import Binding, NativeAgent
@@ -90,6 +90,26 @@ class NixlTransport(BaseTransport[NixlMemory]):
         self._owner.attempt(register, done.fail)
         self._metadata = await done.wait()
 
+    @property
+    def metadata(self) -> bytes:
+        """NIXL's own, of this agent and all its regions: any NIXL agent can load it.
+
+        :raises RegionInvalid: there is no region yet.
+        """
+        if self._metadata is None:
+            raise RegionInvalid("NIXL's metadata needs a region: allocate or register one first")
+        return self._metadata
+
+    def locate(self, region: Region) -> Location:
+        """Where a region of ours lies, for agents that are told addresses.
+
+        :raises RegionInvalid: unknown, or out of range.
+        """
+        self._check_own(region)
+        memory = self._memory[region.id]
+        address = memory.address + region.offset
+        return Location(address, region.nbytes, memory.location.device)
+
     def _view(self, memory: NixlMemory) -> memoryview:
         if memory.host is None:
             raise RegionInvalid(f"the region is on CUDA device {memory.location.device}; no view")
@@ -98,10 +118,10 @@ class NixlTransport(BaseTransport[NixlMemory]):
     # --- peers -------------------------------------------------------------------------------
 
     def _listen(self) -> dict[str, Detail]:
-        if self._metadata is None or self._identity is None:
+        if self._identity is None:
             raise RegionInvalid("a NIXL card needs a region: allocate or register one first")
         details: dict[str, Detail] = {
-            "metadata": self._metadata.hex(),
+            "metadata": self.metadata.hex(),
             "identity": Location.of(self._identity).encode(),
         }
         for id_, memory in self._memory.items():

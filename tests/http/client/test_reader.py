@@ -188,6 +188,30 @@ async def test_a_callback_in_place_of_a_task(pair: Pair) -> None:
     assert received == [b"one"][:called]
 
 
+async def test_a_callback_that_has_taken_as_much_as_is_read_ahead_is_called_for_the_rest(
+    pair: Pair,
+) -> None:
+    """Where more waits in the socket than that, reading stops, and goes on when it is taken."""
+    if not pair.reader.on_ready(None) or sniffio.current_async_library() != "asyncio":
+        pytest.skip("this event loop calls nobody")
+    received = bytearray()
+    whole = anyio.Event()
+
+    def take() -> None:
+        received.extend(pair.reader.take() or b"")
+        if len(received) == 4 * HIGH_WATER:
+            whole.set()
+
+    assert pair.reader.on_ready(take)
+    assert pair.reader.take() is None
+    data = bytes(range(256)) * (4 * HIGH_WATER // 256)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pair.send, data)
+        with anyio.fail_after(10):
+            await whole.wait()
+    assert received == data
+
+
 async def test_an_idle_connections_end_is_waited_for(client: HTTPClient) -> None:
     ended = anyio.Event()
     go = anyio.Event()

@@ -15,7 +15,7 @@ from tilert_transports.control.auth import (
     RequestVerifier,
     new_nonce,
 )
-from tilert_transports.control.errors import SignatureInvalid
+from tilert_transports.control.errors import SignatureInvalid, SignatureMisdirected
 
 SECRET = "correct horse battery staple"
 KEY = ClusterKey(SECRET)
@@ -30,29 +30,36 @@ class Clock:
         return self.now
 
 
+NODE = "0123456789abcdef" * 2
+
+
 def verifier(clock: Clock) -> RequestVerifier:
     return RequestVerifier(KEY, clock=clock)
 
 
 def test_a_signed_request_is_taken() -> None:
     clock = Clock()
-    header = KEY.sign("POST", "/pd/reserve", BODY, now=clock.now)
-    verifier(clock).check(header, "POST", "/pd/reserve", BODY)
+    checks = verifier(clock)
+    header = KEY.sign(checks.node, "POST", "/pd/reserve", BODY, now=clock.now)
+    checks.check(header, "POST", "/pd/reserve", BODY)
 
 
 def test_the_input_of_the_signature() -> None:
-    header = KEY.sign("POST", "/pd/cancel?x=1", BODY, now=1_764_666_000)
-    stamp, nonce, given = (part.partition("=")[2] for part in header.split(","))
+    header = KEY.sign(NODE, "POST", "/pd/cancel?x=1", BODY, now=1_764_666_000)
+    node, stamp, nonce, given = (part.partition("=")[2] for part in header.split(","))
+    assert node == NODE
     assert stamp == "1764666000"
-    parts = [b"http", b"POST", b"/pd/cancel?x=1", stamp.encode(), nonce.encode(), BODY]
+    parts = [b"http", *(part.encode() for part in (NODE, "POST", "/pd/cancel?x=1", stamp, nonce))]
+    parts.append(BODY)
     content = b"tilert-stream 1" + b"".join(len(p).to_bytes(8, "big") + p for p in parts)
     assert given == hmac.new(SECRET.encode(), content, hashlib.sha256).hexdigest()
 
 
 def test_both_clocks_are_the_systems_unless_told_otherwise() -> None:
-    header = KEY.sign("GET", "/", b"")
-    assert abs(int(header[2:].partition(",")[0]) - time.time()) < 60
-    RequestVerifier(KEY).check(header, "GET", "/", b"")
+    checks = RequestVerifier(KEY)
+    header = KEY.sign(checks.node, "GET", "/", b"")
+    assert abs(int(header.split(",")[1].removeprefix("t=")) - time.time()) < 60
+    checks.check(header, "GET", "/", b"")
 
 
 @pytest.mark.parametrize(
@@ -70,26 +77,57 @@ def test_a_signature_is_for_one_method_target_and_body(
     method: str, target: str, body: bytes
 ) -> None:
     clock = Clock()
-    header = KEY.sign("POST", "/pd/reserve", BODY, now=clock.now)
+    checks = verifier(clock)
+    header = KEY.sign(checks.node, "POST", "/pd/reserve", BODY, now=clock.now)
     with pytest.raises(SignatureInvalid, match="not signed with this node's cluster key"):
-        verifier(clock).check(header, method, target, body)
+        checks.check(header, method, target, body)
+
+
+def test_what_one_node_has_heard_is_refused_by_another_and_after_a_restart() -> None:
+    clock = Clock()
+    checks, other = verifier(clock), verifier(clock)
+    header = KEY.sign(checks.node, "POST", "/pd/reserve", BODY, now=clock.now)
+    with pytest.raises(SignatureMisdirected) as caught:
+        other.check(header, "POST", "/pd/reserve", BODY)
+    assert caught.value.status == 401
+    for told in (checks.node, other.node, "tilert-node", "restarted"):
+        assert told in caught.value.message
+    checks.check(header, "POST", "/pd/reserve", BODY)
+
+
+def test_a_signature_cannot_be_addressed_to_another_node() -> None:
+    clock = Clock()
+    checks = verifier(clock)
+    header = KEY.sign(NODE, "POST", "/", b"", now=clock.now).replace(NODE, checks.node)
+    with pytest.raises(SignatureInvalid, match="altered on its way"):
+        checks.check(header, "POST", "/", b"")
 
 
 def test_pd_25_another_key_is_refused_and_neither_is_shown() -> None:
     clock = Clock()
-    header = ClusterKey("another cluster's secret").sign("POST", "/", b"", now=clock.now)
+    checks = verifier(clock)
+    other = ClusterKey("another cluster's secret")
+    header = other.sign(checks.node, "POST", "/", b"", now=clock.now)
     with pytest.raises(AuthenticationFailed) as caught:
-        verifier(clock).check(header, "POST", "/", b"")
+        checks.check(header, "POST", "/", b"")
     assert caught.value.status == 401
     assert "secret" not in caught.value.message
     assert "horse" not in caught.value.message
 
 
 @pytest.mark.parametrize(
-    "header", ["", "t=1", "t=1,n=2,s=3", f"t=-1,n={'0' * 32},s={'0' * 64}", "Bearer x"]
+    "header",
+    [
+        "",
+        "t=1",
+        "to=0,t=1,n=2,s=3",
+        f"t=1,n={'0' * 32},s={'0' * 64}",
+        f"to={NODE},t=-1,n={'0' * 32},s={'0' * 64}",
+        "Bearer x",
+    ],
 )
 def test_another_form_is_refused(header: str) -> None:
-    with pytest.raises(SignatureInvalid, match="has not the form t=…,n=…,s=…"):
+    with pytest.raises(SignatureInvalid, match="has not the form to=…,t=…,n=…,s=…"):
         verifier(Clock()).check(header, "POST", "/", b"")
 
 
@@ -103,34 +141,35 @@ def test_a_missing_header_is_named_with_the_flag() -> None:
 )
 def test_an_old_or_early_request_is_refused(apart: int, fault: str) -> None:
     clock = Clock()
-    header = KEY.sign("POST", "/", b"", now=clock.now)
+    checks = verifier(clock)
+    header = KEY.sign(checks.node, "POST", "/", b"", now=clock.now)
     clock.now += apart
     with pytest.raises(SignatureInvalid, match=fault):
-        verifier(clock).check(header, "POST", "/", b"")
+        checks.check(header, "POST", "/", b"")
 
 
 @pytest.mark.parametrize("apart", [-30, 0, 30])
 def test_a_request_is_taken_once(apart: int) -> None:
     clock = Clock()
-    header = KEY.sign("POST", "/", b"", now=clock.now)
-    clock.now += apart
     checks = verifier(clock)
+    header = KEY.sign(checks.node, "POST", "/", b"", now=clock.now)
+    clock.now += apart
     checks.check(header, "POST", "/", b"")
     for _ in range(3):
         with pytest.raises(SignatureInvalid, match="used before"):
             checks.check(header, "POST", "/", b"")
-    again = KEY.sign("POST", "/", b"", now=clock.now)
+    again = KEY.sign(checks.node, "POST", "/", b"", now=clock.now)
     checks.check(again, "POST", "/", b"")
 
 
 def test_the_memory_of_nonces_never_ends_before_the_signature_does() -> None:
     clock = Clock()
     checks = verifier(clock)
-    early = KEY.sign("POST", "/", b"", now=clock.now + 30)
+    early = KEY.sign(checks.node, "POST", "/", b"", now=clock.now + 30)
     checks.check(early, "POST", "/", b"")
     for _ in range(60):
         clock.now += 1
-        checks.check(KEY.sign("GET", "/", b"", now=clock.now), "GET", "/", b"")
+        checks.check(KEY.sign(checks.node, "GET", "/", b"", now=clock.now), "GET", "/", b"")
         with pytest.raises(SignatureInvalid, match="used before"):
             checks.check(early, "POST", "/", b"")
     clock.now += 1
@@ -141,7 +180,7 @@ def test_the_memory_of_nonces_never_ends_before_the_signature_does() -> None:
 def test_a_stranger_does_not_fill_the_memory() -> None:
     clock = Clock()
     checks = verifier(clock)
-    header = KEY.sign("POST", "/", b"", now=clock.now)
+    header = KEY.sign(checks.node, "POST", "/", b"", now=clock.now)
     with pytest.raises(SignatureInvalid):
         checks.check(header, "POST", "/other", b"")
     checks.check(header, "POST", "/", b"")
@@ -162,13 +201,14 @@ def test_nonces_are_new() -> None:
     assert {len(new_nonce()) for _ in range(5)} == {32}
 
 
-PARTS = st.tuples(st.text(max_size=6), st.text(max_size=6), st.binary(max_size=6))
+TEXT = st.text(max_size=6)
+PARTS = st.tuples(TEXT, TEXT, TEXT, st.binary(max_size=6))
 
 
 @settings(deadline=None)
 @given(PARTS, PARTS)
 def test_two_requests_never_share_a_signature(
-    one: tuple[str, str, bytes], other: tuple[str, str, bytes]
+    one: tuple[str, str, str, bytes], other: tuple[str, str, str, bytes]
 ) -> None:
     stamped = ("1764666000", "0" * 32)
     same = KEY.request_signature(*one, *stamped) == KEY.request_signature(*other, *stamped)

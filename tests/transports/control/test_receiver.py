@@ -41,7 +41,7 @@ def test_a_hand_off() -> None:
     side.receiver.receive(0, Progress(1, 9))
     assert side.heard() == [Progressed(1, 0, 3), Progressed(1, 0, 9)]
     side.receiver.receive(0, Commit(1, 4096, checksum=77))
-    landed = Landed(1, "a1", granted.region, 900, 42, {0: 77})
+    landed = Landed(1, "a1", granted.region, 900, 42, {0: 77}, 4096)
     assert side.heard() == [landed]
     assert side.said() == [(0, Released(1))]
     assert side.gauges() == (2, 0, 0, 1, 0, 0)
@@ -62,7 +62,7 @@ def test_a_hand_off_of_two_ranks_is_complete_with_the_second() -> None:
     assert side.said() == [(1, Released(1))]
     assert side.heard() == []
     side.receiver.receive(0, Commit(1, 4096))
-    assert side.heard() == [Landed(1, "a1", granted.region, 900, 42, {1: 5})]
+    assert side.heard() == [Landed(1, "a1", granted.region, 900, 42, {1: 5}, 12288)]
 
 
 def test_a_writer_may_leave_once_it_has_committed() -> None:

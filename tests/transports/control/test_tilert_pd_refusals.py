@@ -15,6 +15,7 @@ from tilert_transports.control.errors import (
     PeerLost,
 )
 from tilert_transports.control.tilert_pd import encode
+from tilert_transports.control.tilert_pd_decode import REMEMBERED
 
 from .tilert_recorded import (
     BARE_REQUEST_BYTES,
@@ -94,8 +95,8 @@ async def test_a_done_for_another_request_or_rank_closes_the_connection(
     with pytest.raises(OutOfOrder, match=r"on the connection of 5f0c \(rank 0\)") as caught:
         stock.sends(data)
     stock.hangs_up(caught.value)
-    with pytest.raises(LookupError):
-        await decode.receive()
+    with pytest.raises(PeerLost, match="has gone"):
+        await decode.inbox.receive("5f0c")
     assert decode.gauges() == (2, 0, 0, 1)
 
 
@@ -204,6 +205,8 @@ async def test_a_cache_that_nobody_takes_expires(decode: Decode) -> None:
     decode.clock.now += 120
     decode.inbox.reservations.expire()
     assert decode.gauges() == (3, 0, 0, 0)
+    with pytest.raises(GrantGone, match="nobody took it"):
+        await decode.inbox.receive("5f0c")
     with pytest.raises(LookupError):
         await decode.receive()
 
@@ -215,3 +218,67 @@ async def test_a_waiter_that_leaves_makes_room_for_the_next(decode: Decode) -> N
     stock = decode.connect()
     stock.sends(REQUEST_BYTES + DONE_BYTES)
     assert (await decode.receive()).request == REQUEST
+
+
+async def test_who_comes_after_the_end_is_told_at_once_and_once(decode: Decode) -> None:
+    stock = decode.connect()
+    stock.sends(REQUEST_BYTES)
+    stock.hangs_up()
+    with pytest.raises(PeerLost, match="tilert-1 has gone before its KV cache had landed"):
+        await decode.inbox.receive("5f0c")
+    with pytest.raises(LookupError):
+        await decode.receive()
+
+
+async def test_a_new_attempt_makes_good_for_one_that_failed(decode: Decode) -> None:
+    failed = decode.connect()
+    failed.sends(REQUEST_BYTES)
+    failed.hangs_up()
+    decode.connect().sends(REQUEST_BYTES + DONE_BYTES)
+    assert (await decode.receive()).landing.granted.generation == 2
+
+
+async def test_what_is_discarded_gives_its_region_back(decode: Decode) -> None:
+    stock = decode.connect()
+    stock.sends(REQUEST_BYTES + DONE_BYTES)
+    assert decode.inbox.discard("5f0c")
+    assert decode.gauges() == (3, 0, 0, 0)
+    with pytest.raises(LookupError):
+        await decode.receive()
+
+
+async def test_what_is_discarded_while_it_is_written_is_quarantined(decode: Decode) -> None:
+    stock = decode.connect()
+    stock.sends(REQUEST_BYTES)
+    assert decode.inbox.discard("5f0c")
+    assert decode.gauges() == (2, 0, 0, 1)
+    stock.sends(DONE_BYTES)
+    assert decode.gauges() == (3, 0, 0, 0)
+
+
+async def test_what_is_discarded_before_it_comes_takes_no_region_for_long(decode: Decode) -> None:
+    assert not decode.inbox.discard("5f0c")
+    stock = decode.connect()
+    stock.sends(REQUEST_BYTES)
+    assert bytes(stock.said).endswith(encode({"error": "request 5f0c has ended"}))
+    assert decode.gauges() == (2, 0, 0, 1), "it writes on, having read nothing"
+    stock.sends(DONE_BYTES)
+    assert decode.gauges() == (3, 0, 0, 0)
+    decode.connect().sends(REQUEST_BYTES + DONE_BYTES)
+    assert (await decode.receive()).request == REQUEST, "a later one is wanted"
+
+
+async def test_a_discarded_request_that_is_too_long_is_refused_once(decode: Decode) -> None:
+    decode.inbox.discard("5f0c")
+    stock = decode.connect()
+    stock.sends(request_of(seq_len="8193"))
+    assert bytes(stock.said).count(b'"error"') == 1
+
+
+async def test_the_memory_of_ends_is_bounded(decode: Decode) -> None:
+    for number in range(REMEMBERED + 1):
+        decode.inbox.discard(f"{number:x}")
+    for rid, wanted in (("0", True), ("1", False)):
+        stock = decode.connect()
+        stock.sends(request_of(rid=f'"{rid}"'))
+        assert (b"error" not in bytes(stock.said)) is wanted

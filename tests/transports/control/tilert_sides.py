@@ -12,7 +12,8 @@ from tilert_transports.control.errors import (
 from tilert_transports.control.regions import LandingRegion, RegionPool
 from tilert_transports.control.reservations import ReservationSettings
 from tilert_transports.control.tilert_pd import TilertHello
-from tilert_transports.control.tilert_pd_decode import Arrival, TilertInbox, TilertSession
+from tilert_transports.control.tilert_pd_decode import Arrival, TilertInbox
+from tilert_transports.control.tilert_pd_session import TilertSession
 
 from .ledger import Clock, make_regions
 from .tilert_recorded import (

@@ -171,11 +171,13 @@ class _RegisteredReader:
         return True
 
     def _read(self) -> None:
+        full = False
         try:
             while (data := receive_ready(self._sock)) is not None:
                 self._pieces.append(data)
                 self._size += len(data)
-                if not data or self._size >= HIGH_WATER:
+                full = bool(data) and self._size >= HIGH_WATER
+                if not data or full:
                     self._unregister()
                     break
                 if self._told_again and len(data) < READ_BYTES:
@@ -186,6 +188,8 @@ class _RegisteredReader:
         while self._callback is not None:
             self._callback()
             if not self._pieces:
+                if full and self._failure is None:
+                    self._register()
                 return
             # What is left is the end, which is told on its own.
         self._parking.unpark_at_once()

@@ -16,10 +16,13 @@ from uuid import uuid4
 import anyio
 from anyio import TASK_STATUS_IGNORED
 
+from tilert_stream.cluster.address import NodeAddress
+from tilert_stream.cluster.decode_call import DecodeCall
 from tilert_stream.errors import TilertStreamError
+from tilert_stream.http.client import HTTPClient, UpstreamError
 from tilert_transports.abc import Region
 from tilert_transports.control.client import ControlClient
-from tilert_transports.control.errors import ControlError, HandOffFailed
+from tilert_transports.control.errors import ControlError, HandOffFailed, PeerLost
 from tilert_transports.control.grant_id import GrantId
 from tilert_transports.control.hello import NONCE_BYTES, Hello
 from tilert_transports.control.messages import Claim
@@ -89,6 +92,7 @@ class NodeCourier:
         key: ClusterKey | None,
         send_timeout: float,
         tasks: TaskGroup,
+        http: HTTPClient,
     ) -> None:
         self._transport = transport
         self._region = region
@@ -98,6 +102,7 @@ class NodeCourier:
         self._key = key
         self._timeout = send_timeout
         self._tasks = tasks
+        self._http = http
         self._doors: dict[tuple[str, int], _Door] = {}
 
     @property
@@ -114,6 +119,13 @@ class NodeCourier:
 
     async def deliver(self, parcel: Parcel) -> None:
         """As the contract."""
+        try:
+            await self._hand_over(parcel)
+        except PeerLost as error:
+            await self._tell(parcel.destination, error.message)
+            raise
+
+    async def _hand_over(self, parcel: Parcel) -> None:
         node = await self._node(parcel.destination, _grant_of(parcel.destination))
 
         async def write(grant: Grant, _progressing: Progressing) -> None:
@@ -130,8 +142,24 @@ class NodeCourier:
     async def refuse(self, destination: Destination, reason: str) -> None:
         """As the contract."""
         grant = _grant_of(destination)
-        node = await self._node(destination, grant)
-        node.client.decline(grant, reason)
+        try:
+            node = await self._node(destination, grant)
+            node.client.decline(grant, reason)
+        except PeerLost:
+            await self._tell(destination, reason)
+            raise
+
+    async def _tell(self, destination: Destination, reason: str) -> None:
+        """Have the request fail at once, over HTTP: its node cannot be told on the control port."""
+        if destination.http_port is None:
+            return
+        grant = _grant_of(destination)
+        address = NodeAddress(destination.host, destination.port, destination.http_port)
+        call = DecodeCall(self._http, address, sign=None if self._key is None else self._key.sign)
+        try:
+            await call.decline(grant.request, grant.incarnation, grant.generation, reason)
+        except UpstreamError as error:
+            logger.info("request %s: its decode node cannot be told: %s", grant.request, error)
 
     def _claim(self, parcel: Parcel) -> Claim:
         grant = _grant_of(parcel.destination)
@@ -230,18 +258,20 @@ async def open_courier(
             nonce=bytes(NONCE_BYTES),
         )
         region = await transport.allocate(staging_bytes)
-        async with anyio.create_task_group() as tasks:
-            yield NodeCourier(
-                transport,
-                region,
-                layout,
-                hello,
-                rank=rank,
-                key=key,
-                send_timeout=send_timeout,
-                tasks=tasks,
-            )
-            tasks.cancel_scope.cancel()
+        with HTTPClient() as http:
+            async with anyio.create_task_group() as tasks:
+                yield NodeCourier(
+                    transport,
+                    region,
+                    layout,
+                    hello,
+                    rank=rank,
+                    key=key,
+                    send_timeout=send_timeout,
+                    tasks=tasks,
+                    http=http,
+                )
+                tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
             await transport.aclose()

@@ -1,8 +1,9 @@
 """``kv_transfer_params`` of a request → where its KV cache goes; None: the request is not ours.
 
 The keys are TileRT's ``tilert_host`` and ``tilert_ctrl_port``. A router of this project adds the
-decode node's grant: ``tilert_request``, ``tilert_incarnation`` and ``tilert_generation``. Without
-them the hand-over is TileRT's own (its dialect, and the request's id cut as TileRT cuts it).
+decode node's grant: ``tilert_request``, ``tilert_incarnation`` and ``tilert_generation``; and
+``tilert_http_port``, where the node is told what it cannot be told on its control port. Without a
+grant the hand-over is TileRT's own (its dialect, and the request's id cut as TileRT cuts it).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ DEFAULT_CTRL_PORT: Final = 5556
 
 _HOST: Final = "tilert_host"
 _PORT: Final = "tilert_ctrl_port"
+_HTTP: Final = "tilert_http_port"
 _REQUEST: Final = "tilert_request"
 _INCARNATION: Final = "tilert_incarnation"
 _GENERATION: Final = "tilert_generation"
@@ -46,6 +48,8 @@ class Destination:
     port: int
     grant: Grant | None = None
     """None: a router of TileRT's sent the request; there is nothing to claim."""
+    http_port: int | None = None
+    """Where the same node answers HTTP; None: not told."""
 
 
 def params_for(destination: Destination) -> dict[str, object]:
@@ -55,6 +59,8 @@ def params_for(destination: Destination) -> dict[str, object]:
         params[_REQUEST] = destination.grant.request
         params[_INCARNATION] = destination.grant.incarnation
         params[_GENERATION] = destination.grant.generation
+    if destination.http_port is not None:
+        params[_HTTP] = destination.http_port
     return params
 
 
@@ -74,7 +80,9 @@ def destination_of(
     host = params.get(_HOST, default_host)
     if not isinstance(host, str) or not host:
         _refuse(_HOST, host, "a host name or an address")
-    return Destination(host, _integer(params, _PORT, default_port, most=65535), _grant(params))
+    port = _integer(params, _PORT, default_port, most=65535)
+    http_port = _integer(params, _HTTP, None, most=65535) if _HTTP in params else None
+    return Destination(host, port, _grant(params), http_port)
 
 
 def _grant(params: Mapping[str, object]) -> Grant | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from tilert_stream.errors import ConfigError
 
-from .errors import SignatureInvalid
+from .errors import SignatureInvalid, SignatureMisdirected
 from .hello import NONCE_BYTES
 
 if TYPE_CHECKING:
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
     from .hello import Role
 
-__all__ = ("SIGNATURE_HEADER", "ClusterKey", "RequestVerifier", "new_nonce")
+__all__ = ("NODE_HEADER", "SIGNATURE_HEADER", "ClusterKey", "RequestVerifier", "new_nonce")
 
 SIGNATURE_HEADER: Final = "tilert-signature"
-"""``t=<seconds since 1970>,n=<32 hex digits>,s=<64 hex digits>``."""
+"""``to=<32 hex digits>,t=<seconds since 1970>,n=<32 hex digits>,s=<64 hex digits>``."""
+NODE_HEADER: Final = "tilert-node"
+"""Of a refusal: the ``to`` that this node's signatures need."""
 
 _LEAST_BYTES: Final = 16
-_SIGNATURE: Final = re.compile(r"t=([0-9]{1,12}),n=([0-9a-f]{32}),s=([0-9a-f]{64})")
+_SIGNATURE: Final = re.compile(
+    r"to=([0-9a-f]{32}),t=([0-9]{1,12}),n=([0-9a-f]{32}),s=([0-9a-f]{64})"
+)
 
 
 def new_nonce() -> bytes:
@@ -65,22 +69,25 @@ class ClusterKey:
         """
         return self._mac(b"hello", role.encode(), decode_nonce, prefill_nonce, hello)
 
-    def sign(self, method: str, target: str, body: bytes, *, now: float | None = None) -> str:
+    def sign(
+        self, node: str, method: str, target: str, body: bytes, *, now: float | None = None
+    ) -> str:
         """The value of ``SIGNATURE_HEADER`` for one HTTP request, good once.
 
+        :param node: whom it is for; see ``RequestVerifier.node``.
         :param target: path and query, as they stand in the request line.
         :param now: seconds since 1970; None asks the clock.
         """
         stamp = str(int(time.time() if now is None else now))
         nonce = secrets.token_hex(16)
-        signature = self.request_signature(method, target, body, stamp, nonce)
-        return f"t={stamp},n={nonce},s={signature}"
+        signature = self.request_signature(node, method, target, body, stamp, nonce)
+        return f"to={node},t={stamp},n={nonce},s={signature}"
 
     def request_signature(
-        self, method: str, target: str, body: bytes, stamp: str, nonce: str
+        self, node: str, method: str, target: str, body: bytes, stamp: str, nonce: str
     ) -> str:
-        """The ``s`` of the header whose ``t`` and ``n`` are ``stamp`` and ``nonce``."""
-        parts = (method, target, stamp, nonce)
+        """The ``s`` of the header; the first and the last two are its ``to``, ``t`` and ``n``."""
+        parts = (node, method, target, stamp, nonce)
         return self._mac(
             b"http", *(part.encode("utf-8", "surrogateescape") for part in parts), body
         )
@@ -95,7 +102,7 @@ class ClusterKey:
 
 
 class RequestVerifier:
-    """Checks the signatures of HTTP requests, and that none comes twice.
+    """Checks the signatures of HTTP requests: each is for this node, and none comes twice.
 
     Belongs to one thread. It remembers the nonces of the last ``2 * tolerance`` seconds, only of
     requests with the right key: a stranger cannot fill it.
@@ -104,11 +111,14 @@ class RequestVerifier:
     :param clock: seconds since 1970.
     """
 
-    __slots__ = ("_clock", "_key", "_order", "_seen", "_tolerance")
+    __slots__ = ("_clock", "_key", "_order", "_seen", "_tolerance", "node")
 
     def __init__(
         self, key: ClusterKey, *, tolerance: float = 30, clock: Callable[[], float] = time.time
     ) -> None:
+        self.node = secrets.token_hex(16)
+        """Whom signatures must be for. It lives as long as the memory of nonces does: what a node
+        has heard is good for no other one, nor for itself once it has forgotten."""
         self._key = key
         self._tolerance = tolerance
         self._clock = clock
@@ -120,6 +130,7 @@ class RequestVerifier:
 
         :param header: the value of ``SIGNATURE_HEADER``; None where there is none.
         :raises SignatureInvalid: it is missing, wrong, too old, or was used before.
+        :raises SignatureMisdirected: it is for another node.
         """
         if header is None:
             raise SignatureInvalid(
@@ -128,13 +139,20 @@ class RequestVerifier:
             )
         match = _SIGNATURE.fullmatch(header)
         if match is None:
-            raise SignatureInvalid(f"the {SIGNATURE_HEADER} header has not the form t=…,n=…,s=…")
-        stamp, nonce, given = match.groups()
-        expected = self._key.request_signature(method, target, body, stamp, nonce)
+            raise SignatureInvalid(
+                f"the {SIGNATURE_HEADER} header has not the form to=…,t=…,n=…,s=…"
+            )
+        node, stamp, nonce, given = match.groups()
+        expected = self._key.request_signature(node, method, target, body, stamp, nonce)
         if not hmac.compare_digest(given, expected):
             raise SignatureInvalid(
                 "the request is not signed with this node's cluster key, or was altered on its"
                 " way: give both the same --cluster-key"
+            )
+        if node != self.node:
+            raise SignatureMisdirected(
+                f"the request is signed for node {node}; this is node {self.node}: sign it for the"
+                f" {NODE_HEADER} that this answer names (a node that has restarted has a new one)"
             )
         now = self._clock()
         apart = now - int(stamp)

@@ -21,6 +21,7 @@ __all__ = (
     "PromptMismatch",
     "RequestInUse",
     "SignatureInvalid",
+    "SignatureMisdirected",
 )
 
 
@@ -101,3 +102,9 @@ class SignatureInvalid(AuthenticationFailed):
     """The request between two nodes is not signed with this cluster's key."""
 
     code = "invalid_cluster_signature"
+
+
+class SignatureMisdirected(SignatureInvalid):
+    """The request is signed with this cluster's key, for another node or before a restart."""
+
+    code = "cluster_signature_misdirected"

@@ -80,6 +80,10 @@ class Landing:
         )
         self._reservations.release(self.granted.generation, reason)
 
+    def turn_away(self, error: ControlError) -> bool:
+        """Fail it: nothing will come. False if it is over, or the cache has landed already."""
+        return self._reservations.turn_away(self.granted.generation, error)
+
     def tell(self, event: Event) -> None:
         """Learn how it goes."""
         match event:

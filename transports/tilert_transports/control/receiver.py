@@ -124,10 +124,7 @@ class Receiver:
         False: nobody waits for one of that name, or its cache has landed already.
         """
         held = self._waiting(grant)
-        if held is not None and held.state in (State.RESERVED, State.WRITING):
-            self._reservations.fail(held, error)
-            return True
-        return False
+        return held is not None and self._reservations.turn_away(held.generation, error)
 
     def identify(self, peer: int, generation: int, tokens: int, last_token: int) -> None:
         """Learn whose prompt it is, where a claim had to be made before that was known."""

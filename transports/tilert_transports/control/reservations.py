@@ -253,6 +253,17 @@ class Reservations:
         self._end(held, Abort(held.generation, error.message))
         self.tell(Failed(held.generation, held.request, error))
 
+    def turn_away(self, generation: int, error: ControlError) -> bool:
+        """Fail a reservation that nothing will come for.
+
+        False: it is over, or its cache has landed already.
+        """
+        held = self.living(generation)
+        if held is None or held.state not in (State.RESERVED, State.WRITING):
+            return False
+        self.fail(held, error)
+        return True
+
     def _end(self, held: Reservation, word: Abort) -> None:
         if not held.may_be_written:
             self._forget(held)

@@ -6,7 +6,8 @@ As ``tilert/pd_vllm`` speaks it up to pull request 61. One connection a request 
 2. prefill → decode: request;
 3. prefill writes, then: done. A refusal may come between, which TileRT's own prefill never reads.
 
-The roles are in ``tilert_pd_decode.py`` and ``tilert_pd_prefill.py``.
+The roles are in ``tilert_pd_session.py`` (with ``tilert_pd_decode.py`` behind it) and
+``tilert_pd_prefill.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "MAGIC",
+    "SENDER_RANK",
     "TilertDone",
     "TilertHello",
     "TilertRequest",
@@ -38,6 +40,8 @@ __all__ = (
 )
 
 MAGIC: Final = "tilert-pd"
+SENDER_RANK: Final = 0
+"""The latent is the same on all tensor-parallel ranks, so that one sends."""
 _ADDRESS: Final = 2**64 - 1
 _HEX: Final = frozenset("0123456789abcdef")
 _VERSIONS: Final = {

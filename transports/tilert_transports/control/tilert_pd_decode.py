@@ -1,46 +1,40 @@
-"""Our decode node to TileRT's stock prefill connector: connections in, KV caches out.
+"""Our decode node to TileRT's stock prefill connector: its connections in, KV caches out.
 
-TileRT's sender never reads what a decode node answers, so one thing only keeps it from writing: no
-hello. Every connection is therefore given a landing region of its own before its hello leaves, and
-is closed without one when none is free. Whatever that peer does then, it meets nobody else's cache,
-and its region is used again only after it has said ``done`` or has been gone for long enough.
+A cache and the request that wants it come in any order, each on a connection of its own; the id
+joins them. What came to nothing is remembered for a while: an end that the request has yet to learn
+of, and a request that has ended before its cache came.
 """
 
 from __future__ import annotations
 
-import logging
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tilert_stream.completion import Completion
-from tilert_stream.errors import Busy
 
-from .errors import HandOffFailed, OutOfOrder, PeerLost, RequestInUse
-from .frames import FrameReader
+from .errors import HandOffFailed, RequestInUse
 from .landing import Landing
-from .messages import Abort, Claim, Commit
 from .receiver import Receiver
 from .reservation import Failed, Landed
 from .reservations import Reservations
-from .tilert_pd import TilertDone, TilertHello, TilertRequest, encode
+from .tilert_pd import SENDER_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .errors import ControlError
-    from .frames import JSONObject
-    from .link import Post
     from .messages import Message
     from .regions import LandingRegion, RegionPool
     from .reservation import Event
     from .reservations import ReservationSettings
+    from .tilert_pd import TilertHello, TilertRequest
+    from .tilert_pd_session import TilertSession
 
-__all__ = ("Arrival", "TilertInbox", "TilertSession")
+__all__ = ("Arrival", "TilertInbox")
 
-logger = logging.getLogger(__name__)
-
-SENDER_RANK = 0
-"""The latent is the same on all tensor-parallel ranks, so that one sends."""
+REMEMBERED: Final = 1024
+"""Ids whose hand-over, or whose request, has ended before the other one came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +88,8 @@ class TilertInbox:
         self._requests: dict[int, TilertRequest] = {}
         self._latest: dict[str, int] = {}
         self._waiting: dict[str, Completion[Arrival]] = {}
+        self._ended: OrderedDict[str, ControlError | None] = OrderedDict()
+        """Why a hand-over failed; None: nobody wants one."""
 
     async def receive(self, rid: str) -> Arrival:
         """Wait for the KV cache of ``rid``; it is then the caller's. Always a checkpoint.
@@ -101,10 +97,13 @@ class TilertInbox:
         :raises RequestInUse: somebody waits for it already.
         :raises PeerLost: its sender has gone.
         :raises HandOffFailed: it was refused.
-        :raises GrantGone: its sender took too long.
+        :raises GrantGone: its sender took too long, or nobody came for it in time.
         """
         if rid in self._waiting:
             raise RequestInUse(f"request {rid} is waited for already")
+        failure = self._ended.pop(rid, None)
+        if failure is not None:
+            raise failure
         self._waiting[rid] = completion = Completion[Arrival]()
         generation = self._latest.get(rid)
         if generation is not None:
@@ -115,6 +114,22 @@ class TilertInbox:
             del self._waiting[rid]
         self._forget(arrival.landing.granted.generation)
         return arrival
+
+    def discard(self, rid: str) -> bool:
+        """Give up the KV cache of ``rid``, here or yet to come. Sync; whether one was here."""
+        generation = self._latest.get(rid)
+        if generation is None:
+            self._remember(rid, None)
+            return False
+        self._landings[generation].release("the request has ended")
+        self._forget(generation)
+        return True
+
+    def _remember(self, rid: str, end: ControlError | None) -> None:
+        self._ended[rid] = end
+        self._ended.move_to_end(rid)
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
 
     # --- for the sessions --------------------------------------------------------------------
 
@@ -145,11 +160,15 @@ class TilertInbox:
         if earlier is not None:
             self._landings[earlier].release(f"another attempt at {request.rid} has begun")
             self._forget(earlier)
+        if request.rid in self._ended and self._ended.pop(request.rid) is None:
+            self.refuse(generation, HandOffFailed(f"request {request.rid} has ended"))
 
     def refuse(self, generation: int, error: ControlError) -> None:
         """Give up a generation whose request cannot be taken; who waits for it is told."""
-        self._landings[generation].release(error.message)
-        self._fail(generation, error)
+        landing = self._landings.get(generation)
+        if landing is not None:
+            landing.release(error.message)
+            self._fail(generation, error)
 
     def _send(self, peer: int, message: Message) -> None:
         self._sessions[peer].send(message)
@@ -172,8 +191,12 @@ class TilertInbox:
 
     def _fail(self, generation: int, error: ControlError) -> None:
         request = self._requests.get(generation)
-        if request is not None and request.rid in self._waiting:
-            self._waiting[request.rid].fail(error)
+        if request is not None:
+            waiting = self._waiting.get(request.rid)
+            if waiting is not None:
+                waiting.fail(error)
+            else:
+                self._remember(request.rid, error)
         self._forget(generation)
 
     def _forget(self, generation: int) -> None:
@@ -181,115 +204,3 @@ class TilertInbox:
         request = self._requests.pop(generation, None)
         if request is not None and self._latest.get(request.rid) == generation:
             del self._latest[request.rid]
-
-
-class TilertSession:
-    """One connection of a TileRT prefill: the dialogue for a ``Link``.
-
-    :param number: the connection's.
-    """
-
-    is_open = True
-
-    def __init__(self, number: int, inbox: TilertInbox, post: Post) -> None:
-        self._number = number
-        self._inbox = inbox
-        self._post = post
-        self._reader = FrameReader()
-        self._generation: int | None = None
-        self._request: TilertRequest | None = None
-        self.is_over = False
-        self.next_deadline: float | None = None
-
-    def begin(self) -> None:
-        """Claim a region on the peer's behalf, and greet it; without one, hang up."""
-        try:
-            landing = self._inbox.admit(self, self._number)
-        except Busy as error:
-            logger.warning("connection %d of a TileRT prefill: %s", self._number, error.message)
-            self.is_over = True
-            return
-        granted = landing.granted
-        self._generation = granted.generation
-        self._inbox.receiver.receive(
-            self._number,
-            Claim(
-                request=granted.request,
-                incarnation=granted.incarnation,
-                generation=granted.generation,
-                rank=SENDER_RANK,
-                tokens=self._inbox.max_seq_len,
-                nbytes=granted.region.nbytes,
-                last_token=0,
-            ),
-        )
-        self._post(encode(self._inbox.hello(granted.region).to_json()))
-        self._be_patient()
-
-    def _be_patient(self) -> None:
-        self.next_deadline = self._inbox.clock() + self._inbox.patience
-
-    def send(self, message: Message) -> None:
-        """Say what the receiver says, as far as this dialect has words for it."""
-        if isinstance(message, Abort):
-            self._post(encode({"error": message.reason}))
-
-    def receive(self, data: bytes) -> None:
-        """Take bytes.
-
-        :raises ControlError: the connection is to be closed.
-        """
-        for content in self._reader.feed(data):
-            self._be_patient()
-            if self._request is None:
-                self._open(content)
-            else:
-                self._done(content, self._request)
-
-    def _open(self, content: JSONObject) -> None:
-        generation = self._generation
-        assert generation is not None  # noqa: S101 - a connection without one is over
-        request = TilertRequest.parse(content)
-        self._request = request
-        self._inbox.announce(self._number, generation, request)
-        if request.seq_len > self._inbox.max_seq_len:
-            self._inbox.refuse(generation, HandOffFailed("seq_len exceeds max_seq_len"))
-        elif request.rank != SENDER_RANK:
-            fault = f"rank {request.rank} sends nothing in this layout; rank {SENDER_RANK} does"
-            self._inbox.refuse(generation, HandOffFailed(fault))
-
-    def _done(self, content: JSONObject, request: TilertRequest) -> None:
-        done = TilertDone.parse(content)
-        if (done.rid, done.rank) != (request.rid, request.rank):
-            raise OutOfOrder(
-                f"done for {done.rid} (rank {done.rank}) on the connection of {request.rid}"
-                f" (rank {request.rank})"
-            )
-        generation = self._generation
-        assert generation is not None  # noqa: S101 - as above
-        nbytes = self._inbox.reservations.region_bytes
-        self._inbox.receiver.receive(self._number, Commit(generation, nbytes))
-
-    def receive_end(self) -> None:
-        """The peer has closed the connection.
-
-        :raises ControlError: in the middle of a message.
-        """
-        self._reader.end()
-
-    def ping(self) -> None:
-        """Nothing: this dialect has no heartbeats."""
-
-    def expire(self) -> None:
-        """Close a connection that has said nothing for too long.
-
-        :raises PeerLost: always.
-        """
-        raise PeerLost(f"the TileRT prefill said nothing for {self._inbox.patience:g} s")
-
-    def end(self, error: ControlError | None) -> None:
-        """End what the peer was writing."""
-        if self._generation is not None and self._request is None and error is None:
-            # It has asked for nothing, so that it never wrote: a port scan costs no quarantine.
-            self._inbox.receiver.receive(self._number, Abort(self._generation, "it asked nothing"))
-        self._inbox.leave(self._number)

@@ -13,7 +13,8 @@ from .listener import DialogueServer
 from .reservations import ReservationSettings
 from .server import warn_if_open
 from .settings import ControlSettings
-from .tilert_pd_decode import TilertInbox, TilertSession
+from .tilert_pd_decode import TilertInbox
+from .tilert_pd_session import TilertSession
 
 if TYPE_CHECKING:
     import socket

@@ -1,0 +1,93 @@
+"""Where KV caches land on a decode node: a transport in, landing regions and their bytes out."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from anyio import CancelScope, to_thread
+
+from tilert_stream.errors import ConfigError
+from tilert_transports.abc import Region
+from tilert_transports.control.regions import LandingRegion
+from tilert_transports.registry import load
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from contextlib import AbstractContextManager
+
+    from tilert_engine.layouts.abc import KVLayout
+    from tilert_transports.abc import Transport
+
+__all__ = ("LandingMemory", "transport_maker")
+
+PAGE: Final = 4096
+"""Bytes. Each landing region begins on a page of its own."""
+
+
+def transport_maker(
+    name: str, *, host: str, advertise: str | None = None
+) -> Callable[[], Transport]:
+    """Makes transports by name; those that listen, listen on ``host``.
+
+    :param advertise: where peers find it, if not there.
+
+    :raises ~tilert_transports.errors.TransportNotFound: no such name; the known ones are listed.
+    :raises ~tilert_transports.errors.TransportUnavailable: its library is missing.
+    """
+    factory = load(name)
+    if name not in ("auto", "tcp"):
+        return factory
+    return partial(factory, host=_address(host), advertise=advertise)
+
+
+def _address(host: str) -> str:
+    """The first address of ``host``: a transport listens on one.
+
+    :raises ~tilert_stream.errors.ConfigError: it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"host is {host!r}: {error.strerror or error}.", param="host") from error
+    return str(found[0][4][0])
+
+
+class LandingMemory:
+    """One registered piece of host memory, cut into landing regions. Made by ``allocate``."""
+
+    def __init__(self, transport: Transport, memory: Region, regions: list[LandingRegion]) -> None:
+        self._transport = transport
+        self.memory = memory
+        """All of it."""
+        self.regions = regions
+
+    @classmethod
+    async def allocate(cls, transport: Transport, layout: KVLayout, count: int) -> LandingMemory:
+        """Room for ``count`` KV caches of the longest kind."""
+        stride = -(-layout.region_bytes // PAGE) * PAGE
+        memory = await transport.allocate(stride * count)
+        regions = [
+            LandingRegion(memory.id, memory.offset + stride * index, layout.region_bytes)
+            for index in range(count)
+        ]
+        return cls(transport, memory, regions)
+
+    @asynccontextmanager
+    async def prepared(
+        self, prepare: Callable[[memoryview], AbstractContextManager[object]]
+    ) -> AsyncGenerator[None]:
+        """While inside, all of it is ready for who reads it; ``prepare`` is entered in a thread."""
+        context = prepare(self._transport.view(self.memory))
+        await to_thread.run_sync(context.__enter__)
+        try:
+            yield
+        finally:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(context.__exit__, None, None, None)
+
+    def view(self, region: LandingRegion) -> memoryview:
+        """A landing region's bytes."""
+        return self._transport.view(Region(region.id, region.offset, region.nbytes))
