@@ -9,20 +9,31 @@ from ..errors import ConfigError
 from ..events import Sampling
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from .chat_template import ChatTemplate
 
-__all__ = ("Capability", "ModelCard", "TextEncoder")
+__all__ = ("Capability", "ModelCard", "TextCodec")
 
 Capability: TypeAlias = Literal["tools", "grammar"]
 """What not every model, parser and engine can do: calls of tools, which are read out of the answer;
 an answer held to a grammar, which the engine masks its tokens by."""
 
 
-class TextEncoder(Protocol):
-    """The half of a tokenizer that turns a prompt into ids."""
+class TextCodec(Protocol):
+    """A tokenizer: a prompt into ids, and whole texts back."""
+
+    @property
+    def tokens(self) -> Mapping[int, str]:
+        """Id → token, spelled as in the vocabulary."""
+        ...
 
     def encode(self, text: str, /, *, add_special_tokens: bool) -> tuple[int, ...]:
         """The ids of ``text``; with ``add_special_tokens``, what the model expects around it."""
+        ...
+
+    def decode(self, ids: Iterable[int], /, *, skip_special_tokens: bool) -> str:
+        """The text of ``ids``."""
         ...
 
 
@@ -32,7 +43,7 @@ class ModelCard:
 
     names: tuple[str, ...]
     """The names it answers to. The first is canonical: requests that name none get it."""
-    tokenizer: TextEncoder
+    tokenizer: TextCodec
     max_seq_len: int
     """Tokens of prompt and answer together."""
     vocab_size: int
