@@ -1,4 +1,7 @@
-"""The backend matrix: every async test runs on asyncio, asyncio with uvloop, and trio."""
+"""What holds for every test: its backends, how long it may take, and a loop that is never blocked.
+
+Every async test runs on asyncio, asyncio with uvloop, and trio.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,13 @@ from typing import Any
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
+from hypothesis import HealthCheck, settings
+
+# No example fails because the machine is slow.
+settings.register_profile(
+    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
@@ -23,5 +33,9 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(autouse=True)
 def _no_blocking_in_the_loop() -> Iterator[BlockBuster]:
     """Fail a test in which the library blocks the event loop."""
-    with blockbuster_ctx("tilert_stream") as blockbuster:
+    with blockbuster_ctx(
+        "tilert_stream",
+        # It only steps tasks, a test's own among them.
+        excluded_modules=["tilert_stream.wakeup"],
+    ) as blockbuster:
         yield blockbuster

@@ -74,7 +74,7 @@ async def test_a_reader_that_outlives_the_service_hears_of_its_end() -> None:
     stuck = Stuck()
     service = Service(Pipeline().then(stuck).then(Emit()))
     errors: list[NotReady] = []
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks, service:
             tasks.start_soon(read, service, anyio.Event(), errors)
             await stuck.reached.wait()
@@ -86,7 +86,7 @@ async def test_a_reader_behind_an_awaiting_stage_hears_of_it_too() -> None:
     service = Service(Pipeline().then(Emit()).then(Through()))
     begun = anyio.Event()
     errors: list[NotReady] = []
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks, service:
             tasks.start_soon(read, service, begun, errors)
             await begun.wait()
@@ -139,7 +139,7 @@ async def test_two_may_wait_for_the_death_of_an_engine() -> None:
     async def listen() -> None:
         heard.append(await service.died())
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with service, anyio.create_task_group() as tasks:
             tasks.start_soon(listen)
             tasks.start_soon(listen)

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from .events import PLAIN_CAPABILITIES
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from .events import (
+        Capability,
         Finished,
         GenerateRequest,
         Harvest,
@@ -37,8 +40,10 @@ if TYPE_CHECKING:
     from .scope import RequestScope
 
 __all__ = (
+    "CapableEngine",
     "DecodeEngine",
     "DecodeNode",
+    "GrammarEngine",
     "PrefillEngine",
     "PrefillNode",
     "PrefillResult",
@@ -49,6 +54,7 @@ __all__ = (
     "StageFactory",
     "Step",
     "Transform",
+    "capabilities_of",
 )
 
 In = TypeVar("In")
@@ -250,3 +256,30 @@ class DecodeEngine(Protocol[SequenceT]):
     def close(self, sequence: SequenceT, /) -> None:
         """Free the slot. Called once for every opened sequence, also after a fault."""
         ...
+
+
+@runtime_checkable
+class CapableEngine(Protocol):
+    """An engine, of either kind, that declares what it can do."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """A request that needs another is refused before anything is computed for it."""
+        ...
+
+
+@runtime_checkable
+class GrammarEngine(Protocol):
+    """An engine, of either kind, that can hold an answer to a grammar."""
+
+    def check_grammar(self, grammar: str, /) -> None:
+        """Compile ``grammar``, so that an answer need not wait for that. Blocks; from any thread.
+
+        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
+        """
+        ...
+
+
+def capabilities_of(engine: object, /) -> frozenset[Capability]:
+    """What ``engine`` declares; ``PLAIN_CAPABILITIES`` where it declares nothing."""
+    return engine.capabilities if isinstance(engine, CapableEngine) else PLAIN_CAPABILITIES

@@ -11,12 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from .sampling import PLAIN_CAPABILITIES, Capability, Sampling
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .errors import TilertStreamError
 
 __all__ = (
+    "PLAIN_CAPABILITIES",
+    "Capability",
     "Channel",
     "FinishReason",
     "Finished",
@@ -64,18 +68,6 @@ class Finished:
     def failed(cls, error: TilertStreamError) -> Finished:
         """The end of a request that failed with ``error``."""
         return cls("error", error=error)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is drawn. The defaults are vLLM's; temperature 0 is greedy."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: all tokens."""
-    min_p: float = 0.0
-    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +129,9 @@ class OutputFormat:
     """None: what looks like a call stays text."""
     parallel_calls: bool = True
     """False: the answer ends before a second call."""
+    named_call: bool = False
+    """The client has named the function that is called: the end is a plain ``stop``, as OpenAI has
+    it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from anyio import move_on_after
 from anyio.lowlevel import checkpoint
@@ -23,6 +23,9 @@ from anyio.lowlevel import checkpoint
 from .events import Finished
 from .lifecycle import CLOCK
 from .parking import make_parking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ("Mailbox", "MailboxStatistics")
 
@@ -117,6 +120,23 @@ class Mailbox(Generic[T]):
                 self._parked = False
         if not slept:
             await checkpoint()
+
+    def call_when_ready(self, function: Callable[[object], object], argument: object) -> None:
+        """``wait`` without a task: the event loop calls ``function(argument)``, once. Sync.
+
+        It must not raise.
+        """
+        self._parking.park_call(function, argument)
+        with self._lock:
+            ready = self._finished or bool(self._items)
+            self._parked = not ready
+        if ready:
+            self._parking.unpark()
+
+    def call_off(self) -> None:
+        """Take back ``call_when_ready``. Sync, idempotent."""
+        self._parked = False
+        self._parking.forget()
 
     async def linger(self, seconds: float) -> None:
         """Let more gather for ``seconds``, or until the stream's end is there."""

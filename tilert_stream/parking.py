@@ -1,4 +1,4 @@
-"""One task asleep in the event loop, and any thread that may wake it.
+"""One task asleep in the event loop, or a call that waits there, and any thread that may wake it.
 
 The smallest wake that asyncio and trio have: a task's next step, brought into the loop. It is paid
 once a chain of every stream, so this is the one place that talks to both event loops itself;
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol, cast
 
 from anyio.lowlevel import current_token
+
+from .wakeup import wakeup_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -19,16 +22,27 @@ if TYPE_CHECKING:
 
     import trio
 
-    _Step = tuple[Callable[["_AsyncioParking"], object], Context]
+    _Step = tuple[Callable[[object], object], object, Context]
 
 __all__ = ("Parking", "make_parking")
 
 
 class Parking(Protocol):
-    """A parking place for one task."""
+    """A parking place for one task, or for one call in its stead."""
 
     def park(self) -> Awaitable[None]:
         """Sleep until ``unpark``. May wake without cause: check the condition again."""
+        ...
+
+    def park_call(self, function: Callable[[object], object], argument: object) -> None:
+        """Have the event loop call ``function(argument)`` at the next ``unpark``, once. Sync.
+
+        It must not raise. It runs in the context of whoever asks here, but in no task.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Take back ``park_call``. Sync, idempotent."""
         ...
 
     def unpark(self) -> bool:
@@ -51,39 +65,38 @@ class _AsyncioParking:
     """What its task awaits is the place itself, by the protocol that asyncio's tasks have for it.
 
     A future would do: setting its result schedules the task's next step. Here that step itself is
-    what ``call_soon_threadsafe`` brings, which saves a wake one turn of the event loop.
+    what is brought into the loop, which saves a wake one turn of it.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_loop", "_steps", "_thread")
+    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_loop", "_steps", "_thread", "_wakeup")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asyncio_future_blocking = False
         self._loop = loop
+        self._wakeup = wakeup_of(loop)
         self._thread = threading.get_ident()
         self._steps: list[_Step] = []
-        """What takes the parked task on, and in which context; empty while none is parked."""
+        """What takes the parked task on, with what, and in which context; empty while none is
+        parked."""
         self._cancelled: tuple[object, ...] | None = None
         """The arguments of the ``CancelledError`` that the task is woken with."""
 
     def park(self) -> Awaitable[None]:
         return self
 
+    def park_call(self, function: Callable[[object], object], argument: object) -> None:
+        self._steps.append((function, argument, copy_context()))
+
+    def forget(self) -> None:
+        self._steps.clear()
+
     def unpark(self) -> bool:
         # A thread's number is used again after its end: a loop that has ended has no thread.
         if threading.get_ident() == self._thread and not self._loop.is_closed():
             self._wake()
             return True
-        taken = self._take()
-        try:
-            if taken is None:
-                # It may be about to park: by the time the loop comes to this it has.
-                self._loop.call_soon_threadsafe(self._wake)
-            else:
-                step, context = taken
-                self._loop.call_soon_threadsafe(step, self, context=context)
-        except RuntimeError:  # asyncio's word for a closed loop
-            return False
-        return True
+        # Nothing to take: it may be about to park, and has by the time the loop comes to this.
+        return self._wakeup.call(self._loop, *(self._take() or (self._wake, None, None)))
 
     def unpark_at_once(self) -> bool:
         # Its loop runs here, so that this is its thread. One task cannot step another.
@@ -91,8 +104,8 @@ class _AsyncioParking:
             return self.unpark()
         taken = self._take()
         if taken is not None:
-            step, context = taken
-            context.run(step, self)
+            function, argument, context = taken
+            context.run(function, argument)
         return True
 
     def _take(self) -> _Step | None:
@@ -101,12 +114,12 @@ class _AsyncioParking:
         except IndexError:
             return None
 
-    def _wake(self) -> bool:
+    def _wake(self, _: object = None) -> bool:
         taken = self._take()
         if taken is None:
             return False
-        step, context = taken
-        self._loop.call_soon(step, self, context=context)
+        function, argument, context = taken
+        self._loop.call_soon(function, argument, context=context)
         return True
 
     # --- what a task asks of a future that it awaits -----------------------------------------
@@ -122,7 +135,7 @@ class _AsyncioParking:
     def add_done_callback(
         self, step: Callable[[_AsyncioParking], object], *, context: Context
     ) -> None:
-        self._steps.append((step, context))
+        self._steps.append((cast("Callable[[object], object]", step), self, context))
 
     def done(self) -> bool:
         return not self._steps
@@ -141,12 +154,13 @@ class _AsyncioParking:
 
 
 class _TrioParking:
-    __slots__ = ("_task", "_thread", "_token")
+    __slots__ = ("_call", "_task", "_thread", "_token")
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self._token = token
         self._thread = threading.get_ident()
         self._task: trio.lowlevel.Task | None = None
+        self._call: _Step | None = None
 
     async def park(self) -> None:
         import trio
@@ -159,10 +173,16 @@ class _TrioParking:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
+    def park_call(self, function: Callable[[object], object], argument: object) -> None:
+        self._call = (function, argument, copy_context())
+
+    def forget(self) -> None:
+        self._call = None
+
     def unpark(self) -> bool:
         import trio
 
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and self._call is None:
             self._wake()
             return True
         try:
@@ -177,7 +197,10 @@ class _TrioParking:
     def _wake(self) -> None:
         import trio
 
-        if self._task is not None:
+        if self._call is not None:
+            (function, argument, context), self._call = self._call, None
+            context.run(function, argument)
+        elif self._task is not None:
             task, self._task = self._task, None
             trio.lowlevel.reschedule(task)
 

@@ -11,20 +11,22 @@ then each such stage gets a task and a bounded channel.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from anyio import CancelScope
+from anyio.lowlevel import checkpoint
 
 from .channels import StageRunner, interrupted
 from .errors import Cancelled
 from .events import Finished
+from .forwarding import Forwarding
 from .fusion import fuse, stage_error
 from .lifecycle import State
 from .link import Kind
 from .trace import Span, mark
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -134,14 +136,43 @@ class Stream(Generic[Out]):
                 await mailbox.wait()
                 if self._coalesce:
                     await mailbox.linger(self._coalesce)
-                arrived = mailbox.drain()
-                if self._tally is not None:
-                    self._tally.note(arrived)
-                items = self._head.run(arrived)
-                self.outcome = self._head.outcome
+                items = self.take()
             if items:
                 return items
         raise StopAsyncIteration
+
+    def take(self) -> list[Out]:
+        """What is ready, without waiting; an empty list if nothing is. Sync.
+
+        Only for a pipeline without a stage that awaits.
+        """
+        arrived = self.scope.mailbox.drain()
+        if self._tally is not None:
+            self._tally.note(arrived)
+        items = self._head.run(arrived)
+        self.outcome = self._head.outcome
+        return items
+
+    async def forward(self, sink: Callable[[list[Out]], bool]) -> list[Out]:
+        """Hand what each wake makes ready to ``sink``, until it says False or the end is there.
+
+        The event loop calls it: no task takes a step for a token. Always a checkpoint.
+
+        :returns: the last items, which come with ``outcome`` and which ``sink`` does not get; empty
+            if there are none, and if it has said False.
+        :raises Exception: what ``sink`` raises.
+        """
+        if self.outcome is not None:
+            await checkpoint()
+        elif self._stages is None and not self._coalesce:
+            return await Forwarding(self, sink).run()
+        while self.outcome is None:
+            items = await anext(self, _NOTHING)
+            if self.outcome is not None:
+                return items
+            if not sink(items):
+                break
+        return []
 
     def fail(self, error: TilertStreamError) -> None:
         """End the request from outside; its reader gets what is ready, then ``error``. Sync.
@@ -186,5 +217,7 @@ class Stream(Generic[Out]):
         phase: Literal["complete", "failed"] = "failed" if outcome.error else "complete"
         mark(self.scope.trace, self.scope.request.id, "request", phase, outcome.error)
 
+
+_NOTHING: list[Any] = []
 
 _END = {"error": State.FAILED, "cancelled": State.CANCELLED}

@@ -5,12 +5,13 @@ In: a decode engine that notes its moments. Out: what a request met on its whole
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, cast
 
 import anyio
 import anyio.lowlevel
@@ -39,6 +40,8 @@ class Answer(NamedTuple):
     """A request, by moments in nanoseconds of ``CLOCK_MONOTONIC``."""
 
     asked: int
+    computed: tuple[int, int]
+    """When prefill's engine began, and when it had ended."""
     first: int
     """The first token is at the client."""
     done: int
@@ -55,29 +58,47 @@ class Cluster:
     """A cluster that runs."""
 
     client: subprocess.Popen[str]
+    prefill: subprocess.Popen[str]
     engine: TimedDecode
-    prefill_seconds: float
+    router_port: int
+    prefill_port: int
 
     async def ask(self, prompt: int, tokens: int) -> Answer:
         """One request, when nothing else runs."""
         self.engine.ended = None
-        written, read = _pipes(self.client)
-        written.write(f"{prompt} {tokens}\n")
-        written.flush()
-        line = await anyio.to_thread.run_sync(read.readline)
-        got = json.loads(line or '{"failed": "the client has ended"}')
-        if got["failed"] or got["tokens"] != tokens:
-            raise RuntimeError(f"{got['tokens']} of {tokens} tokens came: {got['failed']}")
+        got = await self._asked(self.router_port, prompt, tokens)
+        computed = await self._computed()
         while self.engine.ended is None:  # closed a moment after the last token has left
             await anyio.lowlevel.checkpoint()
         return Answer(
             got["asked"],
+            computed,
             got["first"],
             got["done"],
             self.engine.moments,
             self.engine.steps,
             self.engine.ended.ledger.overrun,
         )
+
+    async def ask_prefill(self, prompt: int) -> float:
+        """The prompt to the prefill node itself: the milliseconds of its answer."""
+        got = await self._asked(self.prefill_port, prompt, 1)
+        await self._computed()
+        return (got["first"] - got["asked"]) / 1e6
+
+    async def _asked(self, port: int, prompt: int, tokens: int) -> dict[str, int]:
+        written, read = _pipes(self.client)
+        written.write(f"{port} {prompt} {tokens}\n")
+        written.flush()
+        line = await anyio.to_thread.run_sync(read.readline)
+        got = json.loads(line or '{"tokens": 0, "failed": "the client has ended"}')
+        if got.pop("failed") or got["tokens"] != tokens:
+            raise RuntimeError(f"{got['tokens']} of {tokens} tokens came: {line}")
+        return cast("dict[str, int]", got)
+
+    async def _computed(self) -> tuple[int, int]:
+        _, begun, ended = (await _line(self.prefill, "computed ")).split()
+        return int(begun), int(ended)
 
 
 @asynccontextmanager
@@ -102,14 +123,18 @@ async def running(
             router = _start(processes, *ROUTER, *nodes, "--port", "0", "--no-access-log")
             address = (await _line(router, "http://")).split("http://")[1]
             number = address.split(":")[1].split("/")[0].split()[0]
-            client = _start(processes, *CLIENT, number)
-            yield Cluster(client, engine, prefill_seconds)
+            client = _start(processes, *CLIENT)
+            # As the roles do once they listen: looking through a whole engine takes 100 ms.
+            gc.collect()
+            gc.freeze()
+            yield Cluster(client, prefill, engine, int(number), int(url.rsplit(":", 1)[1]))
+            gc.unfreeze()
             server.drain()
             tasks.cancel_scope.cancel()
     finally:
         for process in processes:
             process.terminate()
-            process.wait()
+            process.communicate()
 
 
 def _start(processes: list[subprocess.Popen[str]], *command: str) -> subprocess.Popen[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+import torch
+
 from tilert_stream.config import PrefillConfig
 from tilert_stream.serve.announcement import announce_node
 from tilert_stream.serve.hosting import node_settings, serve_until_signalled
@@ -20,6 +22,8 @@ from .synthetic import ServedPrefill
 
 def main() -> None:
     layers, max_seq_len, seconds = sys.argv[1:]
+    # Packing on every core would take them from whoever is writing the first token.
+    torch.set_num_threads(1)
     longest = int(max_seq_len)
     checkpoint = random_checkpoint(int(layers), positions=longest, device=HOST, small=True)
     model = ServedPrefill(checkpoint, float(seconds), longest)

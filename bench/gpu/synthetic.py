@@ -19,6 +19,7 @@ from .model import random_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from tilert_engine.glm import GLMCheckpoint, GLMDecode, GLMSequence
     from tilert_engine.layouts.mla_nsa_cache import CachedKV
@@ -37,8 +38,16 @@ class WaitingOutput:
     usage: PromptUsage
 
 
+@dataclass
+class WaitingRun:
+    tokens: int
+    begun: int = 0
+    """Nanoseconds of ``CLOCK_MONOTONIC``, like ``ended``."""
+    ended: int = 0
+
+
 class WaitingPrefill:
-    """A ``PrefillEngine`` that takes ``seconds`` for any prompt."""
+    """A ``PrefillEngine`` that takes ``seconds`` for any prompt, and prints from when to when."""
 
     def __init__(self, checkpoint: GLMCheckpoint, seconds: float, max_seq_len: int) -> None:
         self.max_seq_len = max_seq_len
@@ -46,18 +55,24 @@ class WaitingPrefill:
         self._seconds = seconds
         self._known: dict[int, CachedKV] = {}
 
-    def open(self, prompt_ids: Sequence[int], _limits: Limits, _sampling: Sampling, /) -> int:
-        return len(prompt_ids)
+    def open(
+        self, prompt_ids: Sequence[int], _limits: Limits, _sampling: Sampling, /
+    ) -> WaitingRun:
+        return WaitingRun(len(prompt_ids))
 
-    def advance(self, tokens: int, /) -> WaitingOutput:
+    def advance(self, run: WaitingRun, /) -> WaitingOutput:
+        run.begun = time.monotonic_ns()
+        tokens = run.tokens
         kv = self._known.get(tokens)
         if kv is None:
             kv = self._known[tokens] = random_cache(self._checkpoint, tokens)
         time.sleep(self._seconds)
+        run.ended = time.monotonic_ns()
         return WaitingOutput(TokenBatch((FIRST,)), kv, PromptUsage(tokens))
 
-    def close(self, _tokens: int, /) -> None:
-        pass
+    def close(self, run: WaitingRun, /) -> None:
+        # The answer is on its way by now: printing does not hold it up.
+        print("computed", run.begun, run.ended, flush=True)
 
 
 @dataclass
@@ -79,6 +94,9 @@ class TimedDecode:
     @property
     def max_seq_len(self) -> int:
         return self.engine.max_seq_len
+
+    def landing(self, memory: memoryview, /) -> AbstractContextManager[None]:
+        return self.engine.landing(memory)
 
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /

@@ -17,7 +17,7 @@ from tilert_stream.events import Harvest, TokenBatch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tilert_stream.events import Finished, FinishReason, Limits
+    from tilert_stream.events import Finished, FinishReason, Limits, TokenLogprob
 
 __all__ = ("Account", "Ledger")
 
@@ -73,11 +73,17 @@ class Ledger:
         self.forwards += steps
         self.overrun += steps
 
-    def take(self, ids: Sequence[int], accepted: Sequence[int]) -> Harvest:
+    def take(
+        self,
+        ids: Sequence[int],
+        accepted: Sequence[int],
+        logprobs: Sequence[TokenLogprob] | None = None,
+    ) -> Harvest:
         """Book a chain.
 
         :param ids: what its steps yielded, one step's after the other's.
         :param accepted: how many of ``ids`` each step yielded, at least one.
+        :param logprobs: one an id; None: they were not asked for.
         :raises ValueError: the two do not fit together, or the request is over.
         """
         if self.finished is not None:
@@ -93,7 +99,8 @@ class Ledger:
         if finished is not None:
             self.finished = replace(finished, account=self._account(finished.reason))
         stopped = finished is not None and finished.reason == "stop"
-        return Harvest(TokenBatch(tuple(ids[:kept]), ends_with_stop=stopped), self.finished)
+        told = None if logprobs is None else tuple(logprobs[:kept])
+        return Harvest(TokenBatch(tuple(ids[:kept]), told, stopped), self.finished)
 
     def _count(self, accepted: Sequence[int], kept: int) -> None:
         self.forwards += len(accepted)

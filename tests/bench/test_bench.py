@@ -95,7 +95,7 @@ def test_bars_are_on_one_scale() -> None:
 @pytest.mark.parametrize("host", ["floor", "ours"])
 def test_every_token_is_seen_on_both_sides(host: str) -> None:
     async def measure() -> dict[str, float]:
-        figures = await scenarios.busy(2, 4, 0.05, server)
+        figures = await scenarios.busy(2, 4, 0.5, server)
         return figures | await scenarios.ends(2, 3, server)
 
     with start(host) as server:

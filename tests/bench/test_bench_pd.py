@@ -43,7 +43,7 @@ def test_every_load_gives_its_figures(name: str, tmp_path: Path) -> None:
         for load, scenario in (
             ("1 @ 5 ms", scenarios.streams(2, 0.001, 5, 2, router)),
             ("8 @ 0 ms", scenarios.streams(4, 0, 30, 2, router)),
-            ("leaving @ 400 ms", scenarios.leaving(10, 2, router)),
+            ("leaving @ 400 ms", scenarios.leaving(100, 2, router)),
         ):
             results.add(0, name, load, await scenario)
         return results
@@ -57,7 +57,7 @@ def test_every_load_gives_its_figures(name: str, tmp_path: Path) -> None:
         assert results.median(name, load, "unfinished") == 0
         for metric in ("first_p50", "transit_p50", "gap_p99"):
             assert (results.median(name, load, metric) or 0) > 0
-    assert (results.median(name, "leaving @ 400 ms", "leave_p99") or 1e9) < 5e6
+    assert (results.median(name, "leaving @ 400 ms", "leave_p99") or 1e9) < 6e7
     assert list(tables(results, METRICS))
     measured = [target.what for target in targets(results) if target.value is not None]
     assert bool(measured) == (name == "ours")

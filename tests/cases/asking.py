@@ -16,7 +16,8 @@ import orjson
 from tests.tokenizers import families
 from tilert_engine.scripted import Script, ScriptedDecode, ScriptedPrefill
 from tilert_stream.asgi import App
-from tilert_stream.model.card import Capability, ModelCard
+from tilert_stream.events import PLAIN_CAPABILITIES, Capability
+from tilert_stream.model.card import ModelCard
 from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.nodes.local import local_service
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 BYTE = families.tokenizer("BYTE")
 EOS = families.EOS
-LIMIT = 20
+LIMIT = 60
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -71,7 +72,8 @@ class ByteApp(App):
             created=1_700_000_000,
             chat_template=ChatTemplate(template),
             eos_ids=frozenset({EOS}),
-            capabilities=frozenset[Capability]({"tools"} if parser and parser.tools else ()),
+            capabilities=PLAIN_CAPABILITIES
+            | frozenset[Capability]({"tools"} if parser and parser.tools else ()),
         )
         super().__init__(service, card, **options)
 

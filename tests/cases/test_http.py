@@ -6,7 +6,7 @@ import pytest
 
 from tests.cases.asking import ByteApp, Exchange, exchange
 from tilert_engine.scripted import Script
-from tilert_stream.asgi.response import HEARTBEAT
+from tilert_stream.asgi.wakes import HEARTBEAT
 from tilert_stream.errors import EngineFault
 from tilert_stream.testing import Gate
 

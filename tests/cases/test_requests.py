@@ -15,11 +15,11 @@ from tests.cases.asking import EOS, ByteApp, Said, ask, exchange, says
 from tilert_engine.scripted import Script
 from tilert_stream.errors import EngineFault
 from tilert_stream.lease import Ledger
-from tilert_stream.model.card import Capability
 from tilert_stream.openai.chat import parse_chat
 from tilert_stream.openai.completions import parse_completion
 from tilert_stream.openai.envelope import Endpoint, Envelope
 from tilert_stream.openai.parameters import PARAMETERS, Parameter
+from tilert_stream.serve.request_options import ENGINE_CAPABILITIES
 
 both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 
@@ -57,8 +57,28 @@ EFFECTS: dict[str, dict[str, Any]] = {
     "tools": {"tools": TOOLS},
     "tool_choice": {"tools": TOOLS, "tool_choice": "none"},
     "parallel_tool_calls": {"parallel_tool_calls": False},
+    "presence_penalty": {"presence_penalty": 0.5},
+    "frequency_penalty": {"frequency_penalty": 0.5},
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "logit_bias": {"logit_bias": {"5": 2}},
+    "n": {"n": 2},
+    "return_token_ids": {"return_token_ids": True},
+    "return_tokens_as_token_ids": {"return_tokens_as_token_ids": True},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "structured_outputs": {"structured_outputs": {"choice": ["a", "b"]}},
 }
 """Of every served field: a request in which it has to show."""
+
+SAID = {"messages": [*HI["messages"], {"role": "assistant", "content": "so"}]}
+CHAT_EFFECTS: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": True},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 2},
+    "echo": {"echo": True} | SAID,
+}
+COMPLETION_EFFECTS: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": 2},
+    "echo": {"echo": True},
+}
 
 SEEN_BY_THE_TOKENIZER_ALONE = {"add_special_tokens"}
 """BYTE puts nothing around a prompt; what the field does there is a test of its own."""
@@ -69,7 +89,7 @@ def comes_to(kind: Endpoint, fields: dict[str, Any]) -> object:
     card = replace(
         ByteApp(template=TEMPLATE).card,
         names=("byte", "alias"),
-        capabilities=frozenset[Capability]({"tools"}),
+        capabilities=ENGINE_CAPABILITIES | {"tools"},
     )
     default: dict[str, Any] = HI if kind == "chat" else {"prompt": "hi"}
     parse = parse_chat if kind == "chat" else parse_completion
@@ -82,6 +102,10 @@ def comes_to(kind: Endpoint, fields: dict[str, Any]) -> object:
         envelope.include_usage,
         envelope.continuous_usage,
         envelope.include_reasoning,
+        envelope.choices,
+        envelope.token_ids,
+        envelope.tokens_as_ids,
+        envelope.echo,
     )
 
 
@@ -96,7 +120,8 @@ KNOWN = [
 @pytest.mark.parametrize(("parameter", "kind"), KNOWN)
 async def test_pd_20_served_refused_or_inert(parameter: Parameter, kind: Endpoint) -> None:
     if parameter.answer == "served":
-        effect = EFFECTS[parameter.name]
+        own = CHAT_EFFECTS if kind == "chat" else COMPLETION_EFFECTS
+        effect = (EFFECTS | own)[parameter.name]
         without = {name: value for name, value in effect.items() if name != parameter.name}
         assert comes_to(kind, effect) != comes_to(kind, without), "it shows"
         return
@@ -124,7 +149,7 @@ def test_pd_20_unknown_fields_change_nothing(kind: Endpoint) -> None:
 
 @both
 async def test_pd_07_one_token_and_json_mode(stream: bool) -> None:
-    """JSON mode is refused by name, with one token as with many; one token alone is served."""
+    """An engine without a grammar refuses JSON mode by name; one token alone is served."""
     app = ByteApp()
     async with app.lifespan():
         fields = {"max_tokens": 1, "response_format": {"type": "json_object"}}
@@ -137,17 +162,21 @@ async def test_pd_07_one_token_and_json_mode(stream: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": "a", "n": 2}, {"prompt": ["a", "b"]}])
-async def test_pd_15_several_answers_are_refused_before_prefill(
-    fields: dict[str, Any], stream: bool
-) -> None:
-    chunks: list[int] = []
-    app = ByteApp(Script(before_chunk=chunks.append))
+async def test_pd_15_several_prompts_have_answers_side_by_side(stream: bool) -> None:
+    app = ByteApp(slots=2)
+    fields = {"prompt": [[97, 98, 99], [120, 121]], "n": 2, "max_tokens": 4, "echo": True}
     asked = exchange(app, fields, stream=stream)
     async with app.lifespan():
         await asked.run()
-    assert (asked.status, asked.json["error"]["param"]) == (400, list(fields)[-1])
-    assert chunks == []
+        assert app.service.ledger.counts == {}
+    bodies = asked.chunks if stream else [asked.json]
+    texts = dict.fromkeys(range(4), "")
+    for body in bodies:
+        for choice in body["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == {0: "abcabca", 1: "abcabca", 2: "xyxyxy", 3: "xyxyxy"}
+    usage = {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
+    assert bodies[-1]["usage"] == usage
 
 
 REFUSED_BY_NAME = [
@@ -211,7 +240,8 @@ async def test_pd_23_counters_return_to_zero(count: int) -> None:
     outcomes: set[int] = set()
 
     async def one(asked_for: int, leaves_after: int | None, stream: bool) -> None:
-        asked = exchange(app, {"max_tokens": asked_for}, stream=stream)
+        fields = {"max_tokens": asked_for, "n": chance.choice([1, 1, 2])}
+        asked = exchange(app, fields, stream=stream)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(asked.run)
             if leaves_after is not None:

@@ -11,9 +11,9 @@ import pytest
 
 from tests.cases.asking import ByteApp
 from tests.cases.test_over_a_socket import answer, both, leave, request, serving
+from tests.switched_limits import SwitchedLimits
 from tilert_engine.scripted import Script
 from tilert_stream.testing import Gate
-from tilert_stream.time_limits import TimeLimits
 
 ID = re.compile(r"x-request-id: ([0-9a-f]{32})")
 
@@ -37,9 +37,11 @@ async def test_a_limit_that_runs_out_says_which_and_for_whom(
 
         def stop(turn: int) -> None:
             if turn == 2:
+                limits.count()
                 gate.pass_through(turn)
 
-        app = ByteApp(Script(before_chain=stop), time_limits=TimeLimits(inter_token=0.05))
+        limits = SwitchedLimits(inter_token=0.05)
+        app = ByteApp(Script(before_chain=stop), time_limits=limits)
         async with serving(app, gate) as (_, port):
             head, _ = await answer(
                 port, request({"max_tokens": 9, "stream": stream}, "connection: close")

@@ -21,6 +21,8 @@ from tilert_stream.cluster.decode_stream import DecodeItem, DecodeStream
 from tilert_stream.cluster.errors import DecodeFailed
 from tilert_stream.events import Finished, Limits, TokenBatch, TokenLogprob
 from tilert_stream.http.client import UpstreamClosed, UpstreamInvalid
+from tilert_stream.stages.lines import EncodeLines
+from tilert_stream.testing import make_scope
 
 EOS = 2
 FIRST = 72
@@ -161,6 +163,42 @@ def test_logprobs() -> None:
         TokenLogprob(5, -0.5, ((5, -0.5), (6, -2.0))),
         TokenLogprob(7, -3.5),
     )
+
+
+@given(cuts=CUTS)
+def test_the_stop_token_has_its_logprob_too(cuts: list[int]) -> None:
+    """Its id is in no line, and the first token's logprob is prefill's."""
+    data = line(t=[FIRST]) + line(t=[5, 6], lp=[[-0.5, []], [-1, [[6, -1]]]])
+    done = line(done=True, finish_reason="stop", n=3, stop_token_id=EOS, stop_lp=[-0.25, [[2, -1]]])
+    ids, end, batches = run(data + done, cuts)
+    told = [entry for batch in batches for entry in batch.logprobs or ()]
+    assert (ids, end) == ([5, 6, EOS], Finished("stop"))
+    assert told == [
+        TokenLogprob(5, -0.5),
+        TokenLogprob(6, -1.0, ((6, -1.0),)),
+        TokenLogprob(EOS, -0.25, ((2, -1.0),)),
+    ]
+
+
+@given(cuts=CUTS)
+def test_what_a_node_writes_a_router_reads(cuts: list[int]) -> None:
+    told = (
+        TokenLogprob(5, -0.5, ((5, -0.5), (9, -1.5))),
+        TokenLogprob(6, -1.25),
+        TokenLogprob(EOS, -0.125, ((7, -0.0625),)),
+    )
+    with make_scope() as scope:
+        encode = EncodeLines({})(scope)
+        items = (
+            *encode.feed(TokenBatch((FIRST,))),
+            *encode.feed(TokenBatch((5,), told[:1])),
+            *encode.feed(TokenBatch((6, EOS), told[1:], ends_with_stop=True)),
+            *encode.finish(Finished("stop")),
+        )
+    data = b"".join(item for item in items if isinstance(item, bytes))
+    ids, _, batches = run(data, cuts)
+    assert ids == [5, 6, EOS]
+    assert tuple(entry for batch in batches for entry in batch.logprobs or ()) == told
 
 
 @pytest.mark.parametrize(

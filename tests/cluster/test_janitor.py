@@ -31,7 +31,7 @@ class Log:
 
 async def test_what_is_there_is_done_before_leaving() -> None:
     log = Log()
-    async with Janitor() as janitor:
+    async with Janitor(within=60, farewell=60) as janitor:
         janitor.submit("work", log.quick, log.abandon)
         assert janitor.busy == 1
         assert log.done == [], "nobody has waited"
@@ -56,7 +56,7 @@ async def test_each_has_its_time() -> None:
 
 async def test_there_is_room_for_so_many() -> None:
     log = Log()
-    async with Janitor(capacity=1) as janitor:
+    async with Janitor(capacity=1, within=60, farewell=60) as janitor:
         janitor.submit("one", log.slow, log.abandon)
         janitor.submit("two", log.slow, log.abandon)
         assert log.abandoned == ["x"], "at once, for nobody may wait"

@@ -17,8 +17,16 @@ from tilert_stream.cluster.prefill_call import (
     read_prefill_answer,
     request_fields,
 )
-from tilert_stream.events import GenerateRequest, Limits, PromptUsage, Sampling, TokenBatch
+from tilert_stream.events import (
+    GenerateRequest,
+    Limits,
+    PromptUsage,
+    Sampling,
+    TokenBatch,
+    TokenLogprob,
+)
 from tilert_stream.http.client import UpstreamError, UpstreamInvalid
+from tilert_stream.openai.grammar import WHITESPACE, schema_grammar
 
 KV = {"tilert_host": "d", "tilert_ctrl_port": 5556}
 OURS = {
@@ -140,6 +148,29 @@ def test_a_request_as_the_fields_of_a_completion() -> None:
     assert body_of(request_fields(ignoring))["ignore_eos"] is True
 
 
+def test_what_few_requests_ask_for_is_named_only_where_they_do() -> None:
+    sampling = Sampling(
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.5,
+        prompt_tokens=frozenset({1}),
+        logit_bias=((7, 1.5), (8, -100.0)),
+        logprobs=0,
+        grammar=schema_grammar({"type": "object"}),
+    )
+    body = body_of(request_fields(GenerateRequest("feed", (1,), Limits(9), sampling)))
+    plain = body_of(request_fields(GenerateRequest("feed", (1,), Limits(9))))
+    assert {name: value for name, value in body.items() if name not in plain} == {
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"7": 1.5, "8": -100.0},
+        "wants_logprobs": True,
+        "structured_outputs": {"json": {"x-guidance": WHITESPACE, "type": "object"}},
+    }
+    assert body["logprobs"] == 1, "0 would not tell the id of the first token"
+
+
 # --- answers -----------------------------------------------------------------------------------
 
 
@@ -176,6 +207,42 @@ COMPLETION_LOGPROBS = {"tokens": ["token_id:504"], "token_logprobs": [-0.1], "te
 )
 def test_the_first_token(choice: dict[str, Any]) -> None:
     assert read(chat(**choice)) == PrefillAnswer(TokenBatch((504,)), PromptUsage(4), None)
+
+
+TOLD = {
+    "tokens": ["token_id:504"],
+    "token_logprobs": [-0.5],
+    "top_logprobs": [{"token_id:504": -0.5, "token_id:7": -0.25, "token_id:9": -3}],
+}
+
+
+@pytest.mark.parametrize(("count", "top"), [(0, ()), (1, ((7, -0.25),)), (5, None)])
+def test_pd_16_the_first_tokens_logprob(
+    count: int, top: tuple[tuple[int, float], ...] | None
+) -> None:
+    body = orjson.dumps(chat(logprobs=TOLD))
+    answer = read_prefill_answer(body, prompt_tokens=4, label="prefill", logprobs=count)
+    top = ((7, -0.25), (504, -0.5), (9, -3.0)) if top is None else top
+    assert answer.first == TokenBatch((504,), (TokenLogprob(504, -0.5, top),))
+    assert read(chat(logprobs=TOLD)).first == TokenBatch((504,)), "nobody has asked"
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        None,
+        {},
+        TOLD | {"token_logprobs": []},
+        TOLD | {"token_logprobs": [None]},
+        TOLD | {"top_logprobs": [None]},
+        TOLD | {"top_logprobs": [{"Paris": -0.5}]},
+        TOLD | {"top_logprobs": [{"token_id:7": "x"}]},
+    ],
+)
+def test_pd_16_no_logprob_is_invented(logprobs: object) -> None:
+    body = orjson.dumps(chat(logprobs=logprobs, token_ids=[504]))
+    with pytest.raises(UpstreamInvalid, match="logprobs"):
+        read_prefill_answer(body, prompt_tokens=4, label="prefill", logprobs=1)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tilert_stream.testing.apps import ScriptedApp
 @asynccontextmanager
 async def serving(app: ScriptedApp, gates: ExitStack) -> AsyncGenerator[tuple[Server, int]]:
     server = Server(app, ServerSettings(port=0), on_drain=app.service.drain)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             ((_, port),) = await tasks.start(server.serve)
             try:

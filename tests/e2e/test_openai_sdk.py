@@ -26,7 +26,7 @@ Serve = Callable[[App], AbstractAsyncContextManager[int]]
 @asynccontextmanager
 async def sdk(port: int, key: str = "none") -> AsyncGenerator[AsyncOpenAI]:
     url = f"http://127.0.0.1:{port}/v1"
-    async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=20) as client:
+    async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=60) as client:
         yield client
 
 

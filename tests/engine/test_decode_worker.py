@@ -88,6 +88,26 @@ async def test_the_end_comes_in_the_wake_of_the_last_tokens() -> None:
             assert mailbox.statistics().wakes == 1
 
 
+async def test_the_end_is_told_before_the_slot_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the device takes to free it."""
+    with Gate() as gate:
+        async with running() as decode:
+            close = decode.engine.close
+
+            def closing(sequence: Any) -> None:
+                gate.pass_through(sequence.slot)
+                close(sequence)
+
+            monkeypatch.setattr(decode.engine, "close", closing)
+            told = await read(decode.begin(decode.open(tokens=3)))
+            assert told == ("bc", Finished("length"))
+            await gate.arrival()
+            assert list(decode.engine.busy) == [0]
+            gate.open()
+            await decode.worker.settled()
+            assert decode.freed == [0]
+
+
 async def test_nothing_flows_before_the_begin() -> None:
     async with running() as decode:
         job = decode.open()

@@ -77,7 +77,7 @@ def settle(thread: OwnerThread) -> None:
     """Wait until every command and turn so far is over."""
     done = threading.Event()
     thread.call(done.set)
-    assert done.wait(20)
+    assert done.wait(60)
 
 
 def test_a_job_that_comes_after_the_end_hears_so(thread: OwnerThread) -> None:
@@ -100,7 +100,7 @@ def test_a_job_that_came_after_the_end_does_not_run_in_the_next_life(
     job = Job("new", log)
     thread.open(job)
     thread.begin(job)
-    assert job.closed.wait(20)
+    assert job.closed.wait(60)
     assert log == ["close late", "open new", "turn new", "close new"]
 
 
@@ -118,8 +118,8 @@ def test_an_exception_that_is_no_error_kills_the_engine_too(
     thread.open(other)
     thread.open(job)
     thread.begin(job)
-    assert job.closed.wait(20)
-    assert other.closed.wait(20)
+    assert job.closed.wait(60)
+    assert other.closed.wait(60)
     settle(thread)
     assert isinstance(other.error, EngineDied)
     assert len(deaths) == 1
@@ -133,7 +133,7 @@ def test_a_call_that_raises_kills_the_engine_instead_of_its_thread(
     job = Job("job", log)
     thread.open(job)
     thread.call(raising(RuntimeError("device lost")))
-    assert job.closed.wait(20)
+    assert job.closed.wait(60)
     settle(thread)
     assert isinstance(job.error, EngineDied)
     assert len(deaths) == 1
@@ -143,12 +143,12 @@ def test_two_begins_are_one(thread: OwnerThread, deaths: list[EngineDied]) -> No
     log: list[str] = []
     hold = threading.Event()
     job = Job("job", log)
-    thread.call(lambda: hold.wait(20))
+    thread.call(lambda: hold.wait(60))
     thread.open(job)
     thread.begin(job)
     thread.begin(job)
     hold.set()
-    assert job.closed.wait(20)
+    assert job.closed.wait(60)
     settle(thread)
     assert log == ["open job", "turn job", "close job"]
     assert deaths == []

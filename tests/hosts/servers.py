@@ -30,8 +30,8 @@ from starlette.types import ASGIApp
 
 BACKLOG = 128
 
-GRACE = 10
-"""Seconds that a server has to come to its end."""
+GRACE = 60
+"""Seconds that a server has to come to its end, and a client to go on."""
 
 LOG = logging.getLogger("tests.hosts")
 """What a server says, where it can be told where to say it."""
@@ -51,7 +51,13 @@ class _Uvicorn(uvicorn.Server):
 
 async def _uvicorn(app: ASGIApp, listener: socket.socket, stop: anyio.Event, http: str) -> None:
     config = uvicorn.Config(
-        app, http=http, ws="none", lifespan="on", log_config=None, access_log=False
+        app,
+        http=http,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=GRACE,
     )
     await _Uvicorn(config, stop).serve([listener])
 
@@ -69,6 +75,7 @@ async def _hypercorn(
 ) -> None:
     config = hypercorn.config.Config()
     config.errorlog = LOG
+    config.keep_alive_timeout = GRACE
     # It closes the descriptor itself.
     config.bind = [f"fd://{os.dup(listener.fileno())}"]
     await module.serve(app, config, shutdown_trigger=stop.wait)

@@ -23,7 +23,7 @@ from tests.leaving import Client
 from tilert_stream.asgi import App
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-LIMIT = 20
+LIMIT = 60
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = re.findall(
     r"^\$ (\w+ myapp:app.*)$", (ROOT / "docs" / "embedding.md").read_text(), re.MULTILINE
 )
-LIMIT = 40
+LIMIT = 60
 """Seconds; starting an interpreter on a loaded machine is a part of them."""
 
 

@@ -29,7 +29,7 @@ from tilert_stream.testing.apps import ScriptedApp
 from tilert_stream.trace import TraceEvent
 
 PROMPT = tuple(b"the quick")
-LIMIT = 20
+LIMIT = 60
 """Seconds."""
 
 

@@ -157,7 +157,7 @@ async def test_cut_waits_until_an_old_client_has_read(serving: Serving) -> None:
         await send(START)
         await send({"type": "http.response.body", "body": bytes(size), "more_body": True})
 
-    settings = ServerSettings(port=0, lifespan="off", linger_timeout=15)
+    settings = ServerSettings(port=0, lifespan="off", linger_timeout=60)
     async with serving(app, settings) as running:
         client = await running.connect()
         await client.send(b"GET / HTTP/1.0\r\n\r\n")

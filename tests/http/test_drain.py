@@ -137,7 +137,7 @@ async def test_drain_delay_serves_on_without_readiness(echo: ASGIApp) -> None:
     ready = [True]
     settings = ServerSettings(port=0, lifespan="off", drain_delay=1000)
     server = Server(echo, settings, on_drain=ready.clear)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             (host, port), *_ = await group.start(server.serve)
             assert isinstance(port, int)
@@ -180,7 +180,7 @@ async def test_cut_of_an_old_client_is_a_reset(serving: Serving) -> None:
 async def test_cut_before_serving_ends_it_at_once(echo: ASGIApp) -> None:
     server = Server(echo, PLAIN)
     server.cut()
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await server.serve()
 
 
@@ -200,7 +200,7 @@ async def test_first_signal_drains_second_cuts() -> None:
     app = Gate(before=False)
     ready: list[bool] = [True]
     server = Server(app, PLAIN, on_drain=lambda: ready.append(server.draining))
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             addresses = await group.start(run_until_signalled, server)
             async with await anyio.connect_tcp(*addresses[0]) as stream:
@@ -218,7 +218,7 @@ async def test_first_signal_drains_second_cuts() -> None:
 
 
 async def test_signal_ends_an_idle_server(echo: ASGIApp) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             await group.start(run_until_signalled, Server(echo, PLAIN))
             os.kill(os.getpid(), signal.SIGTERM)

@@ -89,7 +89,7 @@ async def test_nagle_is_off() -> None:
         accepted.append(sock)
         done.set()
 
-    with listener, socket.socket() as client, anyio.fail_after(20):
+    with listener, socket.socket() as client, anyio.fail_after(60):
         client.connect(listener.getsockname())
         async with anyio.create_task_group() as group:
             group.start_soon(accept_forever, listener, Ledger(), None, take)
@@ -126,7 +126,7 @@ async def test_no_descriptors_waits_for_a_connection_to_close(
     def take(sock: socket.socket, client: tuple[str, int | None] | None) -> None:
         raise AssertionError
 
-    with ExhaustedListener() as listener, socket.socket() as client, anyio.fail_after(20):
+    with ExhaustedListener() as listener, socket.socket() as client, anyio.fail_after(60):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         listener.settimeout(0)

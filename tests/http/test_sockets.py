@@ -77,7 +77,7 @@ async def test_failure_wakes_a_write_that_waits(
             raised.append(error)
 
     failure = ClientGone("left")
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(write)
             await anyio.wait_readable(right)
@@ -109,7 +109,7 @@ async def test_delivered_is_known() -> None:
         socket.create_connection(listener.getsockname()) as client,
     ):
         sock, _ = listener.accept()
-        with sock, anyio.fail_after(20):
+        with sock, anyio.fail_after(60):
             sock.settimeout(0)
             sock.send(b"x")
             await wait_delivered(sock, 1000)

@@ -19,7 +19,7 @@ from tilert_stream.http import ServerSettings
 from tilert_stream.http.supervisor import Supervisor
 
 SETTINGS = ServerSettings(port=0, lifespan="off", access_log=False)
-LIMIT = 30
+LIMIT = 60
 """Seconds; nothing waits for it unless something hangs."""
 
 

@@ -32,7 +32,7 @@ SETTINGS = ServerSettings(
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, object]]:
     # The threshold is real time: that much without any I/O, and the clock jumps.
-    return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0.01)}
+    return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0.05)}
 
 
 async def test_idle_connection_is_closed_without_a_word(serving: Serving, echo: ASGIApp) -> None:

@@ -299,7 +299,7 @@ def test_key_without_certificate() -> None:
 
 @pytest.fixture
 def jumping_clock() -> tuple[str, dict[str, object]]:
-    return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0.01)}
+    return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0.05)}
 
 
 class TestTimeLimits:

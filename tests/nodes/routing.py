@@ -33,10 +33,10 @@ from tilert_stream.stages.reserve import Reserve
 from tilert_stream.stages.stop import StopStrings
 from tilert_stream.testing.pd_nodes import ScriptedDecodeNode, ScriptedPrefillNode
 
-LIMIT = 20
+LIMIT = 60
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
 
-SETTINGS = ServerSettings(port=0, lifespan="off", access_log=False, drain_timeout=5)
+SETTINGS = ServerSettings(port=0, lifespan="off", access_log=False, drain_timeout=LIMIT)
 PROMPT = tuple(b"abc")
 
 
@@ -93,12 +93,13 @@ class Router:
 
     def __init__(self, prefills: Sequence[Host], decodes: Sequence[Host], **options: Any) -> None:
         self.client = HTTPClient()
-        self.janitor = Janitor()
+        # What waits for a limit of theirs to run out fails by the test's own limit first.
+        self.janitor = Janitor(within=10 * LIMIT)
         self.keeper = Keeper()
         self.hosts = [*prefills, *decodes]
         sign = options.get("sign")
-        answer_timeout: float = options.get("answer_timeout", 5)
-        kv_timeout: float = options.get("kv_timeout", 100)
+        answer_timeout: float = options.get("answer_timeout", 10 * LIMIT)
+        kv_timeout: float = options.get("kv_timeout", 10 * LIMIT)
         self.prefills = Pool[PrefillCall](
             "prefill",
             [
@@ -109,7 +110,7 @@ class Router:
                         Origin.parse(f"http://127.0.0.1:{host.port}", label="the prefill node"),
                         model="prefill-model",
                         api_key=options.get("api_key"),
-                        answer_timeout=options.get("prefill_timeout", 100),
+                        answer_timeout=options.get("prefill_timeout", 10 * LIMIT),
                     ),
                 )
                 for number, host in enumerate(prefills)
@@ -184,10 +185,9 @@ class Router:
         return held
 
     async def everything_is_back(self) -> None:
-        """INV-2: within its time, and without anybody's help."""
-        with anyio.fail_after(2):
-            while self.held:
-                await anyio.lowlevel.checkpoint()
+        """INV-2: without anybody's help, and by events: no limit is as short as the test's."""
+        while self.held:
+            await anyio.lowlevel.checkpoint()
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 from tests.nodes.routing import PROMPT, Plain, letters, make, routing
 from tilert_stream.cluster.errors import DecodeFailed
 from tilert_stream.cluster.prompt_digest import prompt_digest
-from tilert_stream.events import Finished, Limits
+from tilert_stream.events import Finished, Limits, Sampling
 from tilert_stream.http.client import UpstreamInvalid
 from tilert_stream.model.byte_tokenizer import EOS
 from tilert_stream.testing.pd_nodes import Answer, ScriptedDecodeNode, ScriptedPrefillNode
@@ -286,6 +286,15 @@ async def test_a_stock_node_is_picked_by_its_status() -> None:
         await router.answer(make(3, "dead"))
         assert free.paths().count("/pd/reserve") == 1, "it is known by now"
         busy.held.clear()
+
+
+async def test_a_stock_node_is_not_asked_for_what_it_would_ignore() -> None:
+    decode, prefill = ScriptedDecodeNode(token=letters, stock=True), ScriptedPrefillNode()
+    async with routing(prefill, decode) as router:
+        error = await router.error_of(make(3, sampling=Sampling(logprobs=1)))
+        assert (error.status, error.code, error.param) == (400, "unsupported_parameter", "logprobs")
+        assert prefill.calls == []
+        assert await router.answer(make(3, "dead")) == ("abc", 3, Finished("length"))
 
 
 async def test_a_stock_nodes_late_refusal() -> None:

@@ -9,7 +9,7 @@ import anyio
 import orjson
 import pytest
 
-from tests.nodes.routing import Host, letters, make, routing
+from tests.nodes.routing import LIMIT, Host, Router, letters, make, routing
 from tilert_stream.cluster.address import NodeAddress
 from tilert_stream.cluster.decode_call import DecodeCall, Grant
 from tilert_stream.cluster.errors import LayoutMismatch, ReservationLost
@@ -43,6 +43,12 @@ def openai(status: int, message: str, **fields: Any) -> Answer:
 
 def flat(status: int, code: str, message: str, **headers: str) -> Answer:
     return Answer(status, orjson.dumps({"error": message, "code": code}), headers)
+
+
+def answers_within(router: Router, seconds: float) -> None:
+    """So long the first decode node may take for each of its calls from now on."""
+    node = router.decodes.members[0].node
+    node._answer_timeout = seconds  # pyright: ignore[reportPrivateUsage] - one node's alone
 
 
 # --- prefill -----------------------------------------------------------------------------------
@@ -109,11 +115,12 @@ async def test_pd_10_prefill_does_not_answer() -> None:
 
     prefill = ScriptedPrefillNode(before_answer=never)
     async with routing(
-        prefill, ScriptedDecodeNode(), prefill_timeout=0.01, serves_next=False
+        prefill, ScriptedDecodeNode(), prefill_timeout=0.1, serves_next=False
     ) as router:
         assert (await router.error_of(make())).status == 504
         await router.everything_is_back()
-        assert prefill.aborted == 1
+        # None, where a slow machine has not brought the call there by then.
+        assert prefill.aborted == len(prefill.calls) <= 1
 
 
 async def test_a_prefill_that_dies_is_replaced_by_the_next() -> None:
@@ -207,15 +214,15 @@ async def test_a_node_that_may_have_granted_is_told() -> None:
     go = anyio.Event()
 
     async def slow(_fields: dict[str, Any]) -> None:
+        answers_within(router, LIMIT)  # from now on: it is to be told at leisure
         await go.wait()
 
     decodes = [
         ScriptedDecodeNode(hooks={"/pd/reserve": slow}),
         ScriptedDecodeNode(token=letters),
     ]
-    async with routing(
-        ScriptedPrefillNode(), decodes, answer_timeout=0.05, serves_next=False
-    ) as router:
+    async with routing(ScriptedPrefillNode(), decodes, serves_next=False) as router:
+        answers_within(router, 0.2)
         assert await router.answer(make(3)) == ("abc", 3, Finished("length"))
         await router.everything_is_back()
         assert decodes[0].cancelled == ["feed"]
@@ -449,13 +456,15 @@ async def test_the_kv_cache_does_not_come_and_the_node_does_not_say_so() -> None
     async def never(_fields: dict[str, Any]) -> None:
         await anyio.sleep_forever()
 
-    decode = ScriptedDecodeNode(hooks={"/pd/decode": never})
-    async with routing(
-        ScriptedPrefillNode(), decode, answer_timeout=0.02, kv_timeout=0.02, serves_next=False
-    ) as router:
+    async def reserved(_fields: dict[str, Any]) -> None:
+        answers_within(router, 0.05)
+
+    decode = ScriptedDecodeNode(hooks={"/pd/reserve": reserved, "/pd/decode": never})
+    async with routing(ScriptedPrefillNode(), decode, kv_timeout=0.05, serves_next=False) as router:
         assert (await router.error_of(make(9))).status == 504
         await router.everything_is_back()
-        assert decode.left == 1
+        # None, where a slow machine has not brought the call there by then.
+        assert decode.left == decode.paths().count("/pd/decode") <= 1
 
 
 async def test_a_port_that_is_no_http() -> None:

@@ -110,6 +110,5 @@ async def test_dis_01_a_node_learns_it_while_no_token_flows() -> None:
             tasks.start_soon(router.answer, make(4000))
             await stuck.arrived.wait()
             tasks.cancel_scope.cancel()
-        with anyio.fail_after(2):
-            while not stuck.decode.left:
-                await anyio.lowlevel.checkpoint()
+        while not stuck.decode.left:
+            await anyio.lowlevel.checkpoint()

@@ -10,11 +10,11 @@ import anyio
 import pytest
 
 from tests.nodes.routing import Router, make, routing
+from tests.switched_limits import SwitchedLimits
 from tilert_stream.errors import InterTokenTimeout, TilertStreamError
 from tilert_stream.events import Finished
 from tilert_stream.service import Service
 from tilert_stream.testing.pd_nodes import Answer, ScriptedDecodeNode, ScriptedPrefillNode
-from tilert_stream.time_limits import TimeLimits
 
 FAULTS: dict[str, list[Answer | None]] = {
     "reserve": [
@@ -149,13 +149,15 @@ async def test_err_06_a_node_that_is_alive_and_silent(speaks: bool) -> None:
         left.set()
 
     async with routing(ScriptedPrefillNode(), [silent]) as router:
-        limits = TimeLimits(inter_token=0.1)
+        limits = SwitchedLimits(inter_token=0.1)
         impatient = Service(router.pipeline, time_limits=limits)
         deltas: list[str] = []
 
         async def read() -> None:
             async for delta in impatient.stream(make(9)):
-                deltas.append(delta.text)  # noqa: PERF401 - what came before the error counts
+                deltas.append(delta.text)
+                if "".join(deltas) == "abc":
+                    limits.count()
 
         async with impatient:
             with pytest.raises(InterTokenTimeout):

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.nodes.routing import make, routing
+from tests.nodes.routing import LIMIT, make, routing
 from tilert_engine.decode_worker import DecodeWorker
 from tilert_engine.layouts.landed import LandingDecode
 from tilert_engine.layouts.scripted import ScriptedLayout
@@ -84,7 +84,7 @@ class RealPrefill(PrefillApp):
             transport="tcp",
             host="127.0.0.1",
             stagings=4,
-            timeout=20,
+            timeout=LIMIT,
             key=key,
         )
         tokenizer = byte_tokenizer()
@@ -203,9 +203,8 @@ async def test_dis_04_the_client_leaves_while_an_engine_is_at(place: str) -> Non
             assert router.service.ledger.counts == {}
             gate.open()
             await router.everything_is_back()
-            with anyio.fail_after(2):
-                while decode.node.full or decode.node.requests:
-                    await anyio.lowlevel.checkpoint()
+            while decode.node.full or decode.node.requests:
+                await anyio.lowlevel.checkpoint()
     assert decode.engine.busy == {}
 
 

@@ -18,6 +18,7 @@ from tilert_stream.errors import (
 from tilert_stream.openai.chat import parse_chat
 from tilert_stream.openai.completions import parse_completion
 from tilert_stream.openai.parameters import PARAMETERS
+from tilert_stream.serve.request_options import ENGINE_CAPABILITIES
 
 if TYPE_CHECKING:
     from tilert_stream.model.card import ModelCard
@@ -178,7 +179,7 @@ PROMPT_REFUSALS: list[tuple[object, str]] = [
     (None, "prompt"),
     ("", "prompt"),
     ([], "prompt"),
-    ([[]], "prompt"),
+    ([[]], "prompt[0]"),
     ({}, "prompt"),
     (5, "prompt"),
     ([1, 260], "prompt[1]"),
@@ -199,18 +200,18 @@ def test_wrong_prompt(card: ModelCard, prompt: object, param: str) -> None:
     assert error.param == param
 
 
-@pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}, {"n": 2}])
-def test_pd_15_several_answers_are_refused_by_name(
-    card: ModelCard, fields: dict[str, object]
-) -> None:
-    error = refused_completion(card, A | fields)
-    assert isinstance(error, UnsupportedParameter)
-    assert error.status == 400
-    assert error.param == next(iter(fields))
+def test_pd_15_more_answers_than_are_allowed(card: ModelCard) -> None:
+    error = refused_completion(card, {"prompt": ["a"] * 43, "n": 3})
+    assert isinstance(error, InvalidRequest)
+    assert error.param == "prompt"
+    assert "43" in error.message
+    assert "129" in error.message
 
 
-def test_pd_15_n_in_chat(card: ModelCard) -> None:
-    assert refused_chat(card, HI | {"n": 2}).param == "n"
+@pytest.mark.parametrize("n", [0, -1, 129, 1.5, "2", True])
+def test_pd_15_n_of_another_kind(card: ModelCard, n: object) -> None:
+    assert refused_chat(card, HI | {"n": n}).param == "n"
+    assert refused_completion(card, A | {"n": n}).param == "n"
 
 
 def test_pd_15_best_of_has_one_candidate(card: ModelCard) -> None:
@@ -291,3 +292,75 @@ def test_refused_parameter_is_named(card: ModelCard, endpoint: str, name: str) -
     error = refused(card, (HI if endpoint == "chat" else A) | {name: [3]})
     assert isinstance(error, UnsupportedParameter)
     assert (error.code, error.param) == ("unsupported_parameter", name)
+
+
+SAMPLING_REFUSALS: list[tuple[dict[str, object], str]] = [
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"foo": 1}}, "logit_bias.foo"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
+    ({"logit_bias": {"260": 1}}, "logit_bias.260"),
+    ({"logit_bias": {"1": "much"}}, "logit_bias.1"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"json": "["}}, "structured_outputs.json"),
+    ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
+    (
+        {
+            "response_format": {"type": "json_object"},
+            "structured_outputs": {"regex": "a"},
+        },
+        "structured_outputs",
+    ),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+    ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, "min_tokens"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), SAMPLING_REFUSALS, ids=str)
+def test_wrong_sampling(card: ModelCard, fields: dict[str, object], param: str) -> None:
+    able = replace(card, capabilities=ENGINE_CAPABILITIES)
+    for error in (refused_chat(able, HI | fields), refused_completion(able, A | fields)):
+        assert (error.status, error.param) == (400, param)
+
+
+def test_top_logprobs_need_logprobs(card: ModelCard) -> None:
+    able = replace(card, capabilities=ENGINE_CAPABILITIES)
+    assert refused_chat(able, HI | {"top_logprobs": 2}).param == "top_logprobs"
+    assert refused_chat(able, HI | {"logprobs": True, "top_logprobs": 21}).param == "top_logprobs"
+    assert refused_completion(able, A | {"logprobs": 21}).param == "logprobs"
+    assert refused_completion(able, A | {"logprobs": 1, "echo": True}).param == "echo"
+
+
+CAPABILITY_FIELDS: list[tuple[dict[str, object], str]] = [
+    ({"min_p": 0.1}, "min_p"),
+    ({"seed": 1}, "seed"),
+    ({"presence_penalty": 0.1}, "presence_penalty"),
+    ({"frequency_penalty": 0.1}, "frequency_penalty"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), CAPABILITY_FIELDS, ids=str)
+def test_what_the_engine_cannot_do_is_refused_by_name(
+    card: ModelCard, fields: dict[str, object], param: str
+) -> None:
+    unable = replace(card, capabilities=frozenset())
+    for error in (refused_chat(unable, HI | fields), refused_completion(unable, A | fields)):
+        assert isinstance(error, UnsupportedParameter)
+        assert error.param == param
+    able = replace(card, capabilities=ENGINE_CAPABILITIES)
+    request, _ = parse_completion(orjson.dumps(A | fields), able)
+    assert len(request.sampling.needs()) >= 1

@@ -198,7 +198,7 @@ def test_inert_and_no_effect_values_are_accepted(card: ModelCard) -> None:
 
 
 def test_zero_is_no_penalty_in_either_spelling(card: ModelCard) -> None:
-    body = b'"presence_penalty":0.0,"frequency_penalty":-0.0,"repetition_penalty":1.0,"n":1.0}'
+    body = b'"presence_penalty":0.0,"frequency_penalty":-0.0,"repetition_penalty":1.0,"n":1}'
     assert parse_chat(orjson.dumps(HI)[:-1] + b"," + body, card).request.stop == ()
 
 

@@ -9,11 +9,12 @@ import orjson
 import pytest
 
 from tilert_stream.errors import InvalidRequest, TilertStreamError, UnsupportedParameter
-from tilert_stream.events import Tool
-from tilert_stream.model.card import Capability, ModelCard
+from tilert_stream.events import Capability, Tool
+from tilert_stream.model.card import ModelCard
 from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.openai.chat import parse_chat
 from tilert_stream.openai.objects import model_list
+from tilert_stream.serve.request_options import ENGINE_CAPABILITIES
 
 if TYPE_CHECKING:
     from tilert_stream.openai.build import Parsed
@@ -173,8 +174,24 @@ def test_tools_where_nothing_reads_calls(card: ModelCard) -> None:
     assert caught.value.param == "tools"
 
 
+def test_an_answer_that_is_held_to_a_grammar_is_no_reasoning(card: ModelCard) -> None:
+    thinking = replace(
+        card,
+        chat_template=ChatTemplate("{{ messages[0].content }}<think>"),
+        capabilities=ENGINE_CAPABILITIES,
+    )
+    tails: list[str] = []
+    free: dict[str, Any] = {}
+    for fields in (free, {"response_format": {"type": "json_object"}}):
+        body = orjson.dumps({"messages": HI} | fields)
+        request, _ = parse_chat(body, thinking)
+        assert request.output is not None
+        tails.append(request.output.prompt_tail)
+    assert tails == ["hi<think>", ""]
+
+
 def test_the_list_of_models_has_the_capabilities(card: ModelCard) -> None:
     capable = replace(card, capabilities=frozenset[Capability]({"tools"}))
-    for each, right in ((card, []), (capable, ["tools"])):
+    for each, right in ((card, ["min_p", "seed"]), (capable, ["tools"])):
         listed: Any = model_list([each])["data"]
         assert listed[0]["capabilities"] == right

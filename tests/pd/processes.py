@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
@@ -14,21 +13,14 @@ import anyio
 import anyio.lowlevel
 import orjson
 
-from tests.pd.cluster import Answer, read
+from tests.free_ports import free_ports
+from tests.pd.cluster import LIMIT, Answer, read
 from tilert_stream.http.client import HTTPClient, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 SERVE = (sys.executable, "-m", "tilert_stream.serve")
-
-
-def free_port() -> int:
-    """A port that was free a moment ago; a node started again must have its old one."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
 
 
 class NodeProcess:
@@ -58,7 +50,7 @@ class NodeProcess:
         """End it at once, whatever it does."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=60)
             if self._process.stdout is not None:
                 self._process.stdout.close()
             self._process = None
@@ -68,9 +60,8 @@ class ProcessCluster:
     """A router, a prefill node and two decode nodes of two slots, on loopback."""
 
     def __init__(self, transport: str) -> None:
-        self.prefill_port = free_port()
-        self.decode_ports = [(free_port(), free_port()) for _ in range(2)]
-        router_port = free_port()
+        self.prefill_port, router_port, *ports = free_ports(6)
+        self.decode_ports = [(ports[0], ports[1]), (ports[2], ports[3])]
         engine = ("--engine", "scripted", "--transport", transport, "--no-access-log")
         self.prefill = NodeProcess("prefill", *engine, "--port", str(self.prefill_port))
         self.decode = [
@@ -84,7 +75,7 @@ class ProcessCluster:
         ]
         nodes = [f"--prefill=http://127.0.0.1:{self.prefill_port}"]
         nodes += [f"--decode=127.0.0.1:{ctrl}:{http}" for ctrl, http in self.decode_ports]
-        limits = ("--prefill-timeout=3", "--kv-timeout=3", "--inter-token-timeout=3")
+        limits = ("--prefill-timeout=10", "--kv-timeout=10", "--inter-token-timeout=10")
         self.router = NodeProcess(
             "router", "--model", "bytes", "--port", str(router_port), *nodes, *limits
         )
@@ -127,7 +118,7 @@ class ProcessCluster:
 
     async def served(self) -> Answer:
         """Ask until somebody answers in full, as a client that retries does."""
-        with anyio.fail_after(60):
+        with anyio.fail_after(LIMIT):
             while True:
                 answer = await self.ask()
                 if answer is not None and answer.whole:
@@ -137,11 +128,11 @@ class ProcessCluster:
         """What a decode node says of its slots."""
         origin = Origin.parse(f"http://127.0.0.1:{self.decode_ports[node][1]}")
         async with self.client.request(origin, "GET", "/decode_status") as response:
-            found: dict[str, object] = orjson.loads(await response.read(65536, within=5))
+            found: dict[str, object] = orjson.loads(await response.read(65536, within=LIMIT))
             return found
 
     async def idle(self, node: int) -> None:
         """Wait until every slot of a decode node is free, within what its leases allow."""
-        with anyio.fail_after(30):
+        with anyio.fail_after(LIMIT):
             while (await self.status(node))["busy"]:
                 await anyio.lowlevel.checkpoint()

@@ -45,13 +45,15 @@ def is_kv_timeout(answer: Answer, *, stream: bool) -> bool:
 @both
 async def test_dis_04_kv_that_never_comes_is_a_504_and_the_slot_is_free(stream: bool) -> None:
     with Gate() as gate:
-        cluster = Cluster(
-            prefill_layout=SlowlyPacked(gate), slots=1, router_options={"kv_timeout": 0.1}
-        )
+        cluster = Cluster(prefill_layout=SlowlyPacked(gate), slots=1)
         async with cluster.running():
-            assert is_kv_timeout(await cluster.ask(stream=stream, max_tokens=9), stream=stream)
+            hasty = (await cluster.add_router(kv_timeout=0.1)).origin
+            answer = await cluster.ask(hasty, stream=stream, max_tokens=9)
+            assert is_kv_timeout(answer, stream=stream)
             gate.open()
             await cluster.idle()
+            # One token needs no KV cache, and has no limit to keep.
+            assert (await cluster.ask(hasty, stream=stream, max_tokens=1)).text == "a"
             assert (await cluster.ask(stream=stream, max_tokens=3)).text == "abc"
 
 
@@ -84,13 +86,14 @@ async def test_kv_03_a_rank_twice_and_one_that_does_not_exist_are_not_the_missin
 ) -> None:
     """Rank 0 has landed and says so again, rank 7 is refused, rank 1 never comes: 504."""
     imported: list[int] = []
-    with Gate() as gate:
+    with Gate() as gate, Gate() as prefill:
         layout = TwoSenders(gate)
         script = Script(before_import=imported.append)
         cluster = Cluster(
+            prefill=Script(before_chunk=prefill.pass_through),
             prefill_layout=layout,
             decode_models=[ScriptedModel(script, slots=1, layout=layout)],
-            router_options={"kv_timeout": 0.5},
+            router_options={"kv_timeout": 0.1},
         )
         answers: list[Answer] = []
         async with cluster.running():
@@ -108,6 +111,7 @@ async def test_kv_03_a_rank_twice_and_one_that_does_not_exist_are_not_the_missin
                 for _ in range(2):
                     await raw.say(raw.commit(FIRST))
                 assert (await raw.hear())["type"] == "released"
+                prefill.open()  # the time to wait for the KV cache begins
                 while not answers:
                     await anyio.lowlevel.checkpoint()
             assert is_kv_timeout(answers[0], stream=stream)

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import orjson
 import pytest
 
-from tests.pd.cluster import Answer, Cluster
+from tests.pd.cluster import LIMIT, Answer, Cluster
 from tilert_engine.scripted import Script
 from tilert_stream.http.client import Origin, UpstreamError
 from tilert_stream.testing import Gate
@@ -45,14 +45,10 @@ async def test_dis_14_two_routers_take_turns_at_one_slot() -> None:
         script = Script(before_chain=gate.pass_through, token=token)
         cluster = Cluster(decode=[script], slots=1)
         answers: dict[str, Answer] = {}
-        async with (
-            cluster.running(),
-            AsyncExitStack() as stack,
-            anyio.create_task_group() as routers,
-        ):
+        async with cluster.running(), AsyncExitStack() as stack:
             stack.callback(gate.open)
-            other = (await cluster.add_router(routers, stack)).origin
-            hasty = (await cluster.add_router(routers, stack, queue_timeout=0.0)).origin
+            other = (await cluster.add_router()).origin
+            hasty = (await cluster.add_router(queue_timeout=0.0)).origin
 
             async def ask(name: str, origin: Origin) -> None:
                 answers[name] = await cluster.ask(origin, **says(name))
@@ -74,7 +70,6 @@ async def test_dis_14_two_routers_take_turns_at_one_slot() -> None:
             assert {name: answer.text for name, answer in answers.items()} == {
                 name: name[:2] for name in opened
             }
-            routers.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("place", ["before_chunk", "before_import", "before_chain"])
@@ -83,13 +78,9 @@ async def test_a_router_that_dies_frees_its_slots_and_a_new_one_is_served(place:
         hooks: dict[str, Any] = {place: gate.pass_through}
         script = Script(**hooks)
         cluster = Cluster(prefill=script, decode=[script], slots=1)
-        async with (
-            cluster.running(),
-            AsyncExitStack() as stack,
-            anyio.create_task_group() as routers,
-        ):
+        async with cluster.running(), AsyncExitStack() as stack:
             stack.callback(gate.open)
-            dying = await cluster.add_router(routers, stack)
+            dying = await cluster.add_router()
 
             async def ask() -> None:
                 # Before the head there is no answer at all.
@@ -103,10 +94,9 @@ async def test_a_router_that_dies_frees_its_slots_and_a_new_one_is_served(place:
                 dying.server.cut()
             gate.open()
             await cluster.idle()
-            for origin in (cluster.origin, (await cluster.add_router(routers, stack)).origin):
+            for origin in (cluster.origin, (await cluster.add_router()).origin):
                 assert (await cluster.ask(origin, max_tokens=3)).text == "abc"
             await cluster.idle()
-            routers.cancel_scope.cancel()
 
 
 async def test_a_captured_request_is_taken_once() -> None:
@@ -118,7 +108,7 @@ async def test_a_captured_request_is_taken_once() -> None:
         async def send(path: str, body: bytes, signature: str) -> tuple[int, Any]:
             headers = ((SIGNATURE_HEADER, signature),)
             async with cluster.client.request(origin, "POST", path, headers, body) as response:
-                return response.status, orjson.loads(await response.read(65536, within=5))
+                return response.status, orjson.loads(await response.read(65536, within=LIMIT))
 
         def signed(path: str, **fields: Any) -> tuple[str, bytes, str]:
             body = orjson.dumps(fields)

@@ -176,7 +176,7 @@ async def test_layouts_that_do_not_fit_are_told_before_anything_is_written(strea
         def sized(self, max_seq_len: int) -> Other:
             return Other(max_seq_len)
 
-    cluster = Cluster(prefill_layout=Other(LONGEST), decode_options={"kv_timeout": 5.0}, slots=1)
+    cluster = Cluster(prefill_layout=Other(LONGEST), slots=1)
     async with cluster.running():
         answer = await cluster.ask(**fields(stream, max_tokens=9))
         assert answer.status == 503

@@ -10,6 +10,7 @@ import pytest
 
 from tilert_stream.config import ServeConfig, StagePlacement
 from tilert_stream.errors import ConfigError, StageNotFound
+from tilert_stream.events import PLAIN_CAPABILITIES
 from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.parsers.hermes import HERMES
 from tilert_stream.serve import all_in_one
@@ -49,15 +50,13 @@ def test_a_key_without_its_certificate_is_told_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("name", "capabilities", "stage"),
-    [("auto", [], False), ("none", [], False), ("think", [], True), ("hermes", [], True)],
+    ("name", "stage"),
+    [("auto", False), ("none", False), ("think", True), ("hermes", True)],
 )
-def test_the_output_parser_is_the_pipeline_s_last_stage(
-    name: str, capabilities: list[str], stage: bool
-) -> None:
+def test_the_output_parser_is_the_pipeline_s_last_stage(name: str, stage: bool) -> None:
     """The scripted model's template knows no tools: to serve them would ignore them silently."""
     app = all_in_one.build_app(ServeConfig(engine="scripted", output_parser=name))
-    assert sorted(app.card.capabilities) == capabilities
+    assert app.card.capabilities == PLAIN_CAPABILITIES
     assert ("parse" in str(app.service.pipeline)) is stage
 
 
@@ -80,6 +79,6 @@ def test_tools_are_served_where_parser_and_template_know_them() -> None:
     knows = ChatTemplate("{{ tools }}<tool_call>{{ messages }}")
     parser, capable = choose_output(ServeConfig(), replace(card, chat_template=knows))
     assert parser is HERMES
-    assert capable.capabilities == {"tools"}
+    assert capable.capabilities == PLAIN_CAPABILITIES | {"tools"}
     assert reasoning_fields(ServeConfig()) == ("reasoning_content", "reasoning")
     assert reasoning_fields(ServeConfig(reasoning_field="reasoning")) == ("reasoning",)

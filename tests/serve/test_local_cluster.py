@@ -35,7 +35,7 @@ def cluster(*arguments: str) -> Generator[tuple[subprocess.Popen[str], str]]:
         yield process, found[1]
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
         if process.stdout is not None:
             process.stdout.close()
 
@@ -43,7 +43,7 @@ def cluster(*arguments: str) -> Generator[tuple[subprocess.Popen[str], str]]:
 def get(url: str, body: object | None = None) -> Any:
     data = None if body is None else orjson.dumps(body)
     request = urllib.request.Request(url, data)
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return orjson.loads(response.read())
 
 
@@ -54,4 +54,4 @@ def test_one_command_runs_a_router_a_prefill_and_two_decode_nodes() -> None:
         status = get(f"{url}/pool_status")
         assert [len(status["prefill"]), len(status["decode"])] == [1, 2]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0

@@ -65,7 +65,7 @@ every_kind = pytest.mark.parametrize(
 )
 
 MIB: Final = 1 << 20
-SOON: Final = 20.0
+SOON: Final = 60.0
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
 
 NOISE: Final = Random(7).randbytes(MIB)

@@ -192,7 +192,7 @@ from tilert_transports.registry import make
 async def main() -> None:
     reader, writer = make("nixl"), make("nixl")
     await reader.allocate(4096)
-    await writer.connect(reader.card(), timeout=20)
+    await writer.connect(reader.card(), timeout=SOON)
     kept.extend([reader, writer])
 
 kept = []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
 
+from tests.free_ports import free_ports
 from tests.transports.kit import (
     BACKENDS,
     MIB,
@@ -138,13 +138,8 @@ async def test_a_peer_that_dies_between_and_in_writes(kind: str) -> None:
             assert crc(other.sent) == crc(writer.sent)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 async def test_a_peer_that_restarts_under_the_same_name(kind: str) -> None:
-    options = [str(free_port())] if kind == "tcp" else []
+    options = [str(port) for port in free_ports(1)] if kind == "tcp" else []
     async with writing(kind) as writer:
         with peer_process(kind, NBYTES, *options) as process:
             before = await writer.connect(process)

@@ -15,6 +15,7 @@ Served by any ASGI server, or mounted in an existing app, whose lifespan then en
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -25,18 +26,32 @@ from .. import __version__
 from ..openai.chat import parse_chat
 from ..openai.completions import parse_completion
 from ..openai.envelope import REASONING_FIELDS
+from ..openai.generate import parse_generate
+from ..openai.token_names import TokenNames
+from ..stages.gathered import Gathered
 from ..stages.plain import EncodeJSON
 from ..stages.sse import EncodeSSE
-from ..telemetry.record import RequestRecord
+from ..stages.token_ids import EncodeTokenIds
+from ..telemetry.record import RequestRecord, Tally
 from .auth import KeyRing
-from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_answer
-from .request_body import parse_body, read_body
+from .endpoint import Endpoint, json_answer, model_answer, models_answer, not_found, ready_answer
+from .fan_out import open_all, requests_of
+from .further import further_routes
+from .request_body import check_grammar, check_media_type, parse_body, read_body
 from .request_headers import client_request_id, wants_timing
 from .request_id import answer_id, id_header, name_request
 from .response import EVENT_STREAM, JSON, StreamResponse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Collection,
+        Iterable,
+        Sequence,
+    )
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -44,6 +59,7 @@ if TYPE_CHECKING:
     from ..model.card import ModelCard
     from ..openai.envelope import Envelope
     from ..service import Service
+    from ..stream import Stream
     from ..telemetry.telemetry import Telemetry
     from .endpoint import Handler
 
@@ -66,6 +82,7 @@ class App:
         that close what is idle; ``inf``: never. Some clients fail on a comment.
     :param cors_origins: origins whose pages may read the answers; ``*`` is all of them.
     :param reasoning_fields: the names that reasoning goes by in messages and deltas.
+    :param shared: what the engines elsewhere can do, of all that ``card`` has.
     :param telemetry: counts requests and logs them; None: nobody does, and ``/metrics`` is not
         there.
     """
@@ -83,9 +100,11 @@ class App:
         cors_origins: Sequence[str] = (),
         reasoning_fields: Sequence[str] = REASONING_FIELDS,
         telemetry: Telemetry | None = None,
+        shared: Callable[[], Awaitable[Collection[str] | None]] | None = None,
     ) -> None:
         self.service = service
         self.card = card
+        self._names = TokenNames(card.tokenizer)
         self._keys = KeyRing(api_keys)
         self._max_body_bytes = max_body_bytes
         self._done_after_error = done_after_error
@@ -98,7 +117,12 @@ class App:
             routes=[
                 Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
                 Route("/v1/completions", Endpoint(POST=self._generate(parse_completion))),
-                Route("/v1/models", Endpoint(GET=models_answer(card, self._keys))),
+                Route("/inference/v1/generate", Endpoint(POST=self._generate(parse_generate))),
+                Route("/v1/models", Endpoint(GET=models_answer(card, self._keys, shared))),
+                Route(
+                    "/v1/models/{model:path}", Endpoint(GET=model_answer(card, self._keys, shared))
+                ),
+                *further_routes(card, self._keys, max_body_bytes),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
                 Route("/ready", Endpoint(GET=ready_answer(service))),
                 Route("/version", Endpoint(GET=json_answer({"version": __version__}))),
@@ -136,12 +160,13 @@ class App:
             )
             with self.service.observers.refusals(record):
                 self._keys.check(headers)
+                check_media_type(headers)
                 body = await read_body(scope, receive, self._max_body_bytes)
                 request, envelope = await parse_body(parse, body, self.card)
                 name_request(scope, request.id)
                 record.model, record.stream = envelope.model, envelope.stream
-                encode = self._encoder(envelope, timing=wants_timing(headers))
-                opened = self.service.open(request, encode, record=record)
+                await check_grammar(request, self.card.check_grammar)
+                opened = self._open(request, envelope, record, timing=wants_timing(headers))
             response = StreamResponse(
                 opened,
                 content=EVENT_STREAM if envelope.stream else JSON,
@@ -154,12 +179,46 @@ class App:
 
         return handle
 
-    def _encoder(self, envelope: Envelope, *, timing: bool) -> EncodeSSE | EncodeJSON:
+    def _open(
+        self, request: GenerateRequest, envelope: Envelope, record: RequestRecord, *, timing: bool
+    ) -> AbstractAsyncContextManager[Stream[bytes]]:
+        if envelope.choices == 1:
+            encode = self._encoder(envelope, timing=timing)
+            return self.service.open(request, encode, record=record)
+        gathered = Gathered()
+        opened = [
+            self.service.open(
+                each,
+                self._encoder(named, timing=False, gathered=gathered),
+                record=record if named.index == 0 else _another(record),
+            )
+            for each, named in requests_of(request, envelope)
+        ]
+        return open_all(opened, envelope, gathered, done_after_error=self._done_after_error)
+
+    def _encoder(
+        self, envelope: Envelope, *, timing: bool, gathered: Gathered | None = None
+    ) -> EncodeSSE | EncodeJSON | EncodeTokenIds:
+        if envelope.kind == "tokens":
+            return EncodeTokenIds(envelope, done_after_error=self._done_after_error)
         if not envelope.stream:
-            return EncodeJSON(envelope, reasoning_fields=self._reasoning_fields, timing=timing)
+            return EncodeJSON(
+                envelope,
+                reasoning_fields=self._reasoning_fields,
+                timing=timing,
+                names=self._names,
+                gathered=gathered,
+            )
         return EncodeSSE(
             envelope,
             done_after_error=self._done_after_error,
             reasoning_fields=self._reasoning_fields,
             timing=timing,
+            names=self._names,
+            gathered=gathered,
         )
+
+
+def _another(record: RequestRecord) -> RequestRecord:
+    """What is noted of a further answer to the same request."""
+    return replace(record, tokens=Tally())

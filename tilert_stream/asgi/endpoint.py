@@ -6,18 +6,20 @@ And the answers that every app of ours gives alike.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
+from ..openai.build import check_model
 from ..openai.encoding import dumps
-from ..openai.objects import model_list
+from ..openai.objects import model_list, model_objects
 from .request_id import answer_id, id_header
 from .response import ErrorResponse, JSONBody
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from ..model.card import ModelCard
     from ..service import Service
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-__all__ = ("Endpoint", "json_answer", "models_answer", "not_found", "ready_answer")
+__all__ = ("Endpoint", "json_answer", "model_answer", "models_answer", "not_found", "ready_answer")
 
 ECHO_MAX: Final = 200
 """Characters of a path or a method that an error repeats."""
@@ -35,7 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """One path: picks the method's handler, and answers every error as an OpenAI object."""
+    """One path: picks the method's handler, and answers every error as an OpenAI object.
+
+    A handler raises such an error only while it has sent nothing.
+    """
 
     def __init__(self, **handlers: Handler) -> None:
         if "GET" in handlers:
@@ -44,20 +49,11 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        started = False
-
-        def watched(message: Message) -> Awaitable[None]:
-            nonlocal started
-            started = True
-            return send(message)
-
         try:
-            await self._handler(scope["method"])(scope, receive, watched)
+            await self._handler(scope["method"])(scope, receive, send)
         except Cancelled:
             logger.info("%s %s: the client left", scope["method"], scope["path"])
         except TilertStreamError as error:
-            if started:
-                raise
             headers = (*self._allow(error), *id_header(answer_id(scope)))
             await ErrorResponse(error, headers)(scope, receive, send)
 
@@ -91,14 +87,48 @@ def ready_answer(service: Service[Any]) -> Handler:
     return answer
 
 
-def models_answer(card: ModelCard, keys: KeyRing) -> Handler:
-    """``GET /v1/models``, for whoever has a key."""
+def models_answer(
+    card: ModelCard,
+    keys: KeyRing,
+    shared: Callable[[], Awaitable[Collection[str] | None]] | None = None,
+) -> Handler:
+    """``GET /v1/models``, for whoever has a key.
+
+    :param shared: what the engines elsewhere can do, of all that ``card`` has; None: nobody knows.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         keys.check(scope["headers"])
-        await JSONBody(dumps(model_list([card])))(scope, receive, send)
+        shown = await _able(card, shared)
+        await JSONBody(dumps(model_list([shown])))(scope, receive, send)
 
     return answer
+
+
+def model_answer(
+    card: ModelCard,
+    keys: KeyRing,
+    shared: Callable[[], Awaitable[Collection[str] | None]] | None = None,
+) -> Handler:
+    """``GET /v1/models/{model}``; parameters as ``models_answer``."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        keys.check(scope["headers"])
+        name = check_model(scope["path_params"]["model"], card)
+        shown = await _able(card, shared)
+        await JSONBody(dumps(model_objects(shown)[card.names.index(name)]))(scope, receive, send)
+
+    return answer
+
+
+async def _able(
+    card: ModelCard, shared: Callable[[], Awaitable[Collection[str] | None]] | None
+) -> ModelCard:
+    told = None if shared is None else await shared()
+    if told is None:
+        return card
+    able = frozenset(each for each in card.capabilities if each in told or each == "tools")
+    return replace(card, capabilities=able)
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope
 
-__all__ = ("check_media_type", "parse_body", "read_body")
+    from ..events import GenerateRequest
+
+__all__ = ("check_grammar", "check_media_type", "parse_body", "read_body")
 
 Parsed = TypeVar("Parsed")
 Rest = TypeVarTuple("Rest")
@@ -88,6 +90,19 @@ async def parse_body(
     if len(body) < PARSED_IN_A_THREAD:
         return parse(body, *rest)
     return await to_thread.run_sync(parse, body, *rest)
+
+
+async def check_grammar(request: GenerateRequest, check: Callable[[str], None] | None) -> None:
+    """Compile the grammar that ``request``'s answer is held to, in a thread.
+
+    A checkpoint only where there is one.
+
+    :param check: what compiles it; None: nothing here does.
+    :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
+    """
+    grammar = request.sampling.grammar
+    if grammar is not None and check is not None:
+        await to_thread.run_sync(check, grammar)
 
 
 def _too_large(limit: int, size: str) -> BodyTooLarge:

@@ -12,17 +12,15 @@ import logging
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from anyio import move_on_after
-
 from ..errors import TilertStreamError
 from ..events import Finished
-from ..lifecycle import State
 from ..openai.errors import error_body, error_headers
 from ..telemetry.timeline import Timeline
 from .disconnect import while_there
+from .wakes import SEND_NOW, Heartbeats, SentNow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -42,8 +40,6 @@ EVENT_STREAM: Final[Headers] = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back otherwise
 )
-HEARTBEAT: Final = b": still here\n\n"
-"""A comment (WHATWG HTML, 9.2.6). Nothing but comments is safe for clients, and not for all."""
 JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 
@@ -121,24 +117,39 @@ class StreamResponse:
         try:
             async with self._opened as stream:
                 opened = True
-                outcome = await self._write(stream, send, listener)
+                outcome = await self._write(
+                    stream, self._wakes(stream, scope, send), send, listener
+                )
                 _log(stream, answered=outcome is None)
         except TilertStreamError as error:
             if opened:
-                raise
+                # Whoever answers such an error must not do it into an answer that has begun.
+                raise RuntimeError(f"the answer had begun: {error}") from error
             # A stage's factory failed: nothing has been sent, so it is an answer like others.
             outcome = Finished.failed(error)
         if outcome is not None and outcome.error is not None:
             listener.over = True
             await self._refuse(outcome.error, self._headers)(scope, receive, send)
 
+    def _wakes(self, stream: Stream[bytes], scope: Scope, send: Send) -> AsyncIterator[list[bytes]]:
+        # Without heartbeats no timer is paid for, neither once a request nor once a wake.
+        if self._heartbeat != inf:
+            return Heartbeats(stream, self._heartbeat)
+        send_now = scope.get("extensions", {}).get(SEND_NOW)
+        if send_now is None or getattr(send, "__self__", None) is not send_now.__self__:
+            # Another server, or a middleware that wants to see every message.
+            return stream
+        return SentNow(stream, send_now)
+
     async def _write(
-        self, stream: Stream[bytes], send: Send, listener: DisconnectListener
+        self,
+        stream: Stream[bytes],
+        wakes: AsyncIterator[list[bytes]],
+        send: Send,
+        listener: DisconnectListener,
     ) -> Finished | None:
         """Write until the end; the outcome if it is an error that nothing has been sent before."""
         started = over = False
-        # Without heartbeats no timer is paid for, neither once a request nor once a wake.
-        wakes = stream if self._heartbeat == inf else _Heartbeats(stream, self._heartbeat)
         async for chunks in wakes:
             body = b"".join(chunks)
             outcome = stream.outcome
@@ -190,24 +201,3 @@ def _log(stream: Stream[bytes], *, answered: bool) -> None:
             error.code,
             error.message,
         )
-
-
-class _Heartbeats:
-    """What a stream yields, and a comment after each silence of so many seconds.
-
-    A request that still waits for a slot gets none: its refusal is to be a real HTTP status.
-    """
-
-    def __init__(self, stream: Stream[bytes], seconds: float) -> None:
-        self._stream = stream
-        self._seconds = seconds
-
-    def __aiter__(self) -> _Heartbeats:
-        return self
-
-    async def __anext__(self) -> list[bytes]:
-        while True:
-            with move_on_after(self._seconds):
-                return await anext(self._stream)
-            if self._stream.scope.lifecycle.state is not State.QUEUED:
-                return [HEARTBEAT]

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import orjson
 
-from ..errors import Busy, KVTimeout
+from ..errors import Busy, KVTimeout, UnsupportedParameter
 from ..http.client.errors import UpstreamInvalid
 from ..http.client.origin import Origin
 from .errors import DecodeFailed, ReservationLost
+from .further_sampling import further_sampling
 from .json_fields import as_object
 from .prompt_digest import prompt_digest
 from .refusals import mismatch_of, read_words, refusal_of, retry_after
@@ -107,6 +108,8 @@ class DecodeCall:
             waiting.
         :raises ~tilert_stream.errors.Busy: no slot is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
+        :raises ~tilert_stream.errors.UnsupportedParameter: the node's engine cannot do what it asks
+            for.
         :raises LayoutMismatch: the node cannot take such KV caches.
         :raises ~tilert_stream.http.client.UpstreamError: it did not answer, or not with a grant.
         """
@@ -123,8 +126,8 @@ class DecodeCall:
                 },
                 "layout": layout,
             }
-            if request.sampling.min_p > 0:
-                asked["needs"] = ["min_p"]
+            if needs := request.sampling.needs():
+                asked["needs"] = needs
             if wait:
                 asked["wait_s"] = wait
             status, body, after = await self._post("/pd/reserve", asked, wait=wait)
@@ -133,6 +136,10 @@ class DecodeCall:
             if status != 404 or read_words(body).code is not None:
                 raise self._refusal(status, body, after)
             self._stock = True
+        for name in request.sampling.needs():
+            raise UnsupportedParameter(
+                f"{name} is set, and {self.origin.label} has none; leave it out", param=name
+            )
         return await self._look(request.id)
 
     def _grant(self, body: bytes, request: str) -> Grant:
@@ -143,8 +150,16 @@ class DecodeCall:
                 f"what {self.origin.label} granted cannot be read: {error}"
             ) from error
 
-    async def _look(self, request: str) -> Grant:
-        """Whether a stock node is free now."""
+    async def capabilities(self) -> frozenset[str]:
+        """What its engine can do; nothing, as far as a stock node says.
+
+        :raises ~tilert_stream.errors.TilertStreamError: it did not answer, or not usefully.
+        """
+        listed = (await self._status()).get("capabilities")
+        names = cast("list[object]", listed) if isinstance(listed, list) else []
+        return frozenset(name for name in names if isinstance(name, str))
+
+    async def _status(self) -> Mapping[str, object]:
         async with self.client.request(
             self.origin, "GET", "/decode_status", head_timeout=self._answer_timeout
         ) as response:
@@ -152,12 +167,15 @@ class DecodeCall:
         if response.status != 200:
             raise self._refusal(response.status, body, retry_after(response.header))
         try:
-            status = as_object(orjson.loads(body), "its status").get("status")
+            return as_object(orjson.loads(body), "its status")
         except ValueError as error:
             raise UpstreamInvalid(
                 f"the status of {self.origin.label} cannot be read: {error}"
             ) from error
-        if status != "idle":
+
+    async def _look(self, request: str) -> Grant:
+        """Whether a stock node is free now."""
+        if (await self._status()).get("status") != "idle":
             raise Busy(f"{self.origin.label} is busy; try again later", retry_after=1)
         return Grant(request, None, 0, 0, math.inf)
 
@@ -224,6 +242,7 @@ class DecodeCall:
                 "ignore_eos": not limits.eos_ids,
                 "min_tokens": limits.min_tokens,
                 "stop_token_ids": sorted(limits.stop_ids),
+                **further_sampling(sampling),
             },
             "timeout_s": self._kv_timeout,
             "stream": True,

@@ -3,7 +3,7 @@
 The lines are TileRT's, with what ours adds::
 
     {"t": [ids], "lp": [[logprob, [[id, logprob], …]], …]}     "lp" only where it was asked for
-    {"done": true, "finish_reason": "stop", "n": 5, "stop_token_id": 2, …}
+    {"done": true, "finish_reason": "stop", "n": 5, "stop_token_id": 2, "stop_lp": […], …}
     {"error": "…"}
 
 ``n`` counts the ids of all ``t``, the first token among them. A stop token that ended the request
@@ -54,6 +54,7 @@ class DecodeDone:
     count: int | None = None
     """How many ids it has sent; None where it does not say."""
     stop_token_id: int | None = None
+    stop_logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +170,11 @@ def _number(value: object) -> float:
 
 def _done(fields: dict[str, object]) -> DecodeDone:
     reason, count, stop = (fields.get(name) for name in ("finish_reason", "n", "stop_token_id"))
+    stop_id = None if stop is None else token_id(stop, "stop_token_id")
+    told = fields.get("stop_lp")
     return DecodeDone(
         reason if isinstance(reason, str) else "",
         count if isinstance(count, int) and not isinstance(count, bool) else None,
-        None if stop is None else token_id(stop, "stop_token_id"),
+        stop_id,
+        None if told is None or stop_id is None else _logprob(stop_id, told),
     )

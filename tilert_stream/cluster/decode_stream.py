@@ -33,12 +33,13 @@ DecodeItem: TypeAlias = "TokenBatch | Finished"
 class _News:
     """What one read has brought."""
 
-    __slots__ = ("end", "ids", "logprobs")
+    __slots__ = ("end", "ids", "logprobs", "stop_logprob")
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.end: Finished | None = None
+        self.stop_logprob: TokenLogprob | None = None
 
     def logprobs_of(self, count: int) -> tuple[TokenLogprob, ...] | None:
         """The first ``count``; None where the node has not sent one an id."""
@@ -90,6 +91,8 @@ class DecodeStream:
                 if not isinstance(line, DecodeTokens):
                     self.node_ended = True
                     news.end = self._end(line)
+                    if isinstance(line, DecodeDone):
+                        news.stop_logprob = line.stop_logprob
                 elif self.finished is None:
                     self._take(line, news)
         except ValueError as error:
@@ -140,6 +143,8 @@ class DecodeStream:
         stop = end.stop_reason if end is not None else None
         if isinstance(stop, int):
             ids.append(stop)
+            if news.stop_logprob is not None:
+                news.logprobs.append(news.stop_logprob)
         count, cut = self._limits.cut(ids, self._emitted)
         if cut is None and isinstance(stop, int):
             # The node knows a stop token that this router does not.

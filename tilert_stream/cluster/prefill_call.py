@@ -15,6 +15,9 @@ import orjson
 
 from ..events import PromptUsage, TokenBatch
 from ..http.client.errors import UpstreamError, UpstreamInvalid
+from ..openai.grammar import structured_outputs
+from .first_logprob import read_first_logprob
+from .further_sampling import logit_fields
 from .json_fields import as_list, as_object, token_id
 from .refusals import refusal_of, retry_after
 
@@ -46,7 +49,7 @@ def request_fields(request: GenerateRequest) -> dict[str, object]:
     has counted, whatever template or special tokens prefill would have added.
     """
     limits, sampling = request.limits, request.sampling
-    return {
+    fields: dict[str, object] = {
         "prompt": request.prompt_ids,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -56,7 +59,14 @@ def request_fields(request: GenerateRequest) -> dict[str, object]:
         "min_tokens": limits.min_tokens,
         "stop_token_ids": sorted(limits.stop_ids),
         "ignore_eos": not limits.eos_ids,
+        **logit_fields(sampling),
     }
+    if sampling.logprobs is not None:
+        # An answer has them in any case, for the first token's id: this says that they are read.
+        fields |= {"logprobs": sampling.logprobs, "wants_logprobs": True}
+    if sampling.grammar is not None:
+        fields["structured_outputs"] = structured_outputs(sampling.grammar)
+    return fields
 
 
 def prefill_body(
@@ -155,7 +165,12 @@ class PrefillCall:
         if response.status != 200:
             after = retry_after(response.header)
             raise refusal_of(response.status, answer, label=label, after=after)
-        return read_prefill_answer(answer, prompt_tokens=len(request.prompt_ids), label=label)
+        return read_prefill_answer(
+            answer,
+            prompt_tokens=len(request.prompt_ids),
+            label=label,
+            logprobs=request.sampling.logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +184,15 @@ class PrefillAnswer:
     """What its connector gives to the decode node; None where it says nothing."""
 
 
-def read_prefill_answer(body: bytes, *, prompt_tokens: int, label: str) -> PrefillAnswer:
+def read_prefill_answer(
+    body: bytes, *, prompt_tokens: int, label: str, logprobs: int | None = None
+) -> PrefillAnswer:
     """Read a 200 of prefill: OpenAI's chat completion or completion, as vLLM writes it.
 
     :param prompt_tokens: the prompt's length as the router has counted it.
     :param label: what prefill is called in errors.
+    :param logprobs: how many tokens are to be told beside the first one; None: no
+        log-probabilities are read.
     :raises UpstreamInvalid: it is no such object, does not say the first token's id, or is about
         another prompt.
     :raises UpstreamError: prefill has given the request up.
@@ -185,6 +204,7 @@ def read_prefill_answer(body: bytes, *, prompt_tokens: int, label: str) -> Prefi
         if isinstance(reason, str) and reason in _GIVEN_UP:
             raise UpstreamError(f"{label} gave the request up (finish_reason {reason!r})")
         first = _first_token(choice)
+        told = None if logprobs is None else read_first_logprob(choice, first, logprobs)
         usage = _usage(answer.get("usage"), prompt_tokens)
         params = answer.get("kv_transfer_params")
         if params is not None:
@@ -193,7 +213,7 @@ def read_prefill_answer(body: bytes, *, prompt_tokens: int, label: str) -> Prefi
         raise UpstreamInvalid(f"{label} did not answer in JSON: {_what_else(body)}") from error
     except ValueError as error:
         raise UpstreamInvalid(f"the answer of {label} cannot be used: {error}") from error
-    return PrefillAnswer(TokenBatch((first,)), usage, params)
+    return PrefillAnswer(TokenBatch((first,), told), usage, params)
 
 
 def _what_else(body: bytes) -> str:

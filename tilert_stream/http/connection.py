@@ -30,7 +30,7 @@ from .errors import (
 from .exchange import Exchange
 from .head_reader import HeadReader
 from .refusal import refusal
-from .scope import NAME_REQUEST, ON_DISCONNECT, check_head, http_scope
+from .scope import NAME_REQUEST, ON_DISCONNECT, SEND_NOW, check_head, http_scope
 from .sockets import (
     SocketWriter,
     close,
@@ -137,6 +137,7 @@ class Connection:
             )
             exchange = self._exchange(request, record)
             scope["extensions"][ON_DISCONNECT] = exchange.on_disconnect
+            scope["extensions"][SEND_NOW] = exchange.answer.send_now
             scope["extensions"][NAME_REQUEST] = record.name
             exchange.parse()
         except TilertStreamError as error:
@@ -155,8 +156,9 @@ class Connection:
             self._ledger.requests -= 1
             self._ledger.gone_total += record.ending == "gone"
             self._ledger.cut_total += record.ending == "cut"
-            self._resets = not exchange.complete and (
-                exchange.close_delimited or (exchange.gone is not None and exchange.refused is None)
+            self._resets = not exchange.answer.complete and (
+                exchange.answer.close_delimited
+                or (exchange.answer.gone is not None and exchange.refused is None)
             )
             if self._settings.access_log:
                 record.write()
@@ -201,7 +203,7 @@ class Connection:
 
     async def _call(self, scope: Scope, exchange: Exchange) -> Exception | None:
         try:
-            await self._app(scope, exchange.receive, exchange.send)
+            await self._app(scope, exchange.receive, exchange.answer.send)
         except Exception as error:  # noqa: BLE001 - an app's failure ends its connection only
             return error
         return None
@@ -214,23 +216,25 @@ class Connection:
         *,
         head_only: bool,
     ) -> bool:
-        if exchange.complete:
+        if exchange.answer.complete:
             record.ending = "complete"
             if failure is not None:
                 logger.error("The app failed after answering %s", record.request, exc_info=failure)
             keep = (
-                failure is None and self._heads.conn.states == _BOTH_DONE and exchange.gone is None
+                failure is None
+                and self._heads.conn.states == _BOTH_DONE
+                and exchange.answer.gone is None
             )
             if not keep and not exchange.input_clean:
                 await self._linger()
             return keep
-        if exchange.refused is not None and not exchange.head_left:
+        if exchange.refused is not None and not exchange.answer.head_left:
             await self._refuse(exchange.refused, record, head_only=head_only)
-        elif exchange.refused is None and exchange.gone is not None:
+        elif exchange.refused is None and exchange.answer.gone is not None:
             record.ending = "gone"
-            logger.info("%s: %s", self._name, exchange.gone)
+            logger.info("%s: %s", self._name, exchange.answer.gone)
             logger.debug("The app had nobody to answer %s", record.request, exc_info=failure)
-        elif exchange.head_left:
+        elif exchange.answer.head_left:
             if failure is not None and exchange.refused is None:
                 logger.error("The app failed in its answer to %s", record.request, exc_info=failure)
             await self._cut(exchange)
@@ -264,7 +268,7 @@ class Connection:
 
     async def _cut(self, exchange: Exchange) -> None:
         """End an answer short, so that the client can tell, and has what was sent before."""
-        if exchange.close_delimited:
+        if exchange.answer.close_delimited:
             await wait_delivered(self._sock, self._settings.linger_timeout)
         elif not exchange.input_clean:
             await self._linger()

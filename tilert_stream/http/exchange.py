@@ -3,16 +3,10 @@
 ``listen``, or the event loop by ``watch``, reads the socket for as long as the app runs. It fills
 the request's body, keeps what is pipelined behind it, and is how a client that leaves is noticed at
 once; what comes behind a complete answer is the next request: it waits in the kernel. The app calls
-``receive`` and ``send``.
+``receive``, and ``send`` of the answer.
 
-Rules
-
-1. The head of an answer leaves in one write with the first body message, and each later body
-   message is one write. Until the head has left, a failure can still become an HTTP status.
-2. Chunks are framed here: h11 keeps no state between the head and the end of a chunked body. It
-   does the head, counts a body with a Content-Length, and hears of the end when that has left.
-3. ``receive`` says ``http.disconnect`` only when the client has gone or the last byte of the
-   answer has been handed over: apps cancel their writer when they see it.
+``receive`` says ``http.disconnect`` only when the client has gone or the last byte of the answer
+has been handed over: apps cancel their writer when they see it.
 """
 
 from __future__ import annotations
@@ -25,10 +19,10 @@ import anyio.lowlevel
 import h11
 
 from ..errors import BodyTooLarge, TilertStreamError
-from .answer_head import AnswerHead
-from .errors import ASGIViolation, ClientGone, RequestTimeout
+from .answer import Answer
+from .errors import ClientGone, RequestTimeout
 from .refusal import refusal_for
-from .sockets import call_when_readable, end_output, receive_ready, receive_some
+from .sockets import call_when_readable, receive_ready, receive_some
 
 if TYPE_CHECKING:
     import socket
@@ -37,7 +31,6 @@ if TYPE_CHECKING:
     from starlette.types import Message
 
     from .access_log import AccessRecord
-    from .framing import Framing
     from .settings import ServerSettings
     from .sockets import SocketWriter
 
@@ -46,8 +39,6 @@ __all__ = ("Exchange",)
 BODY_HIGH_WATER = 64 * 1024
 """So much of a body is read ahead of the app. Past it the socket is left alone, so a client that
 leaves while its body goes unread is noticed by a failing write only."""
-
-LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Exchange:
@@ -71,12 +62,7 @@ class Exchange:
     ) -> None:
         self._conn = conn
         self._sock = sock
-        self._writer = writer
         self._settings = settings
-        self._record = record
-        self._closing = closing
-        self._bodiless = request.method == b"HEAD"
-        self._chunks_allowed = request.http_version >= b"1.1"
         self._body = bytearray()
         self._body_seen = 0
         self._body_complete = False
@@ -86,23 +72,21 @@ class Exchange:
         self._on_gone: Callable[[], object] | None = None
         self._reading: anyio.CancelScope | None = None
         self._consumed: anyio.Event | None = None
-        self._head: AnswerHead | None = None
-        self._framing: Framing | None = None
+        # The client may still be sending a body that the app does not want, and could take the
+        # next request on this connection for lost; so the close is announced.
+        self.answer = Answer(
+            conn,
+            request,
+            sock,
+            writer,
+            record,
+            closing=lambda: closing() or not self._body_complete,
+            over=self._over,
+        )
         self.input_ended = input_ended
         """The client has closed its sending side (seen only with ``allow_half_close``)."""
-        self.gone: ClientGone | None = None
-        """Why nobody reads the answer any more."""
         self.refused: TilertStreamError | None = None
         """Why the server itself ends the request, in the middle of its body."""
-        self.head_left = False
-        """The client may have seen a status."""
-        self.complete = False
-        """The last byte of the answer has been handed to the kernel."""
-
-    @property
-    def close_delimited(self) -> bool:
-        """Whether the end of the connection is the end of the body."""
-        return self.head_left and self._framing == "close"
 
     @property
     def input_clean(self) -> bool:
@@ -138,16 +122,16 @@ class Exchange:
     async def listen(self, scope: anyio.CancelScope) -> None:
         """Read until the client leaves. ``scope`` is cancelled if its request must be refused."""
         try:
-            while not (self.input_ended or (self.complete and self._pipelined)):
+            while not (self.input_ended or (self.answer.complete and self._pipelined)):
                 while len(self._body) >= BODY_HIGH_WATER:
                     self._consumed = anyio.Event()
                     await self._consumed.wait()
                 self._take(await self._read())
         except ClientGone as error:
-            self._leave(error)
+            self.answer.abandon(error)
         except TilertStreamError as error:
             self.refused = error
-            self._leave(ClientGone(f"the request was refused: {error}"))
+            self.answer.abandon(ClientGone(f"the request was refused: {error}"))
             scope.cancel()
 
     def watch(self) -> Callable[[], object] | None:
@@ -164,13 +148,13 @@ class Exchange:
     def _look(self) -> bool:
         """Take what is there; whether more of it matters."""
         try:
-            while not (self.input_ended or (self.complete and self._pipelined)):
+            while not (self.input_ended or (self.answer.complete and self._pipelined)):
                 data = receive_ready(self._sock)
                 if data is None:
                     return True
                 self._take(data)
         except ClientGone as error:
-            self._leave(error)
+            self.answer.abandon(error)
         return False
 
     async def _read(self) -> bytes:
@@ -200,18 +184,15 @@ class Exchange:
             self.parse()
             return
         self._pipelined += len(data)
-        if self._pipelined > self._settings.max_pipelined_bytes and not self.complete:
+        if self._pipelined > self._settings.max_pipelined_bytes and not self.answer.complete:
             raise ClientGone(
                 f"more than {self._settings.max_pipelined_bytes} bytes came behind the request"
             )
 
-    def _leave(self, gone: ClientGone) -> None:
-        if self.gone is None:
-            self.gone = gone
-            self._writer.fail(gone)
-            self._notify()
-            if self._on_gone is not None:
-                self._on_gone()
+    def _over(self) -> None:
+        self._notify()
+        if self.answer.gone is not None and self._on_gone is not None:
+            self._on_gone()
 
     def _notify(self) -> None:
         if self._changed is not None:
@@ -223,12 +204,12 @@ class Exchange:
     async def receive(self) -> Message:
         """ASGI ``receive``: the body, then ``http.disconnect`` when there is one. A checkpoint."""
         await anyio.lowlevel.checkpoint()
-        if self._conn.they_are_waiting_for_100_continue and self.gone is None:
+        if self._conn.they_are_waiting_for_100_continue and self.answer.gone is None:
             interim = self._conn.send(h11.InformationalResponse(status_code=100, headers=[]))
             self._limit_reading()
             with suppress(ClientGone):
-                await self._write(interim)
-        while not (self.gone or self.complete):
+                await self.answer.send_interim(interim)
+        while not (self.answer.gone or self.answer.complete):
             if not self._body_delivered and (self._body or self._body_complete):
                 body = bytes(self._body)
                 self._body.clear()
@@ -256,84 +237,9 @@ class Exchange:
         if not self._body_complete or len(self._body) >= BODY_HIGH_WATER:
             return False
         self._on_gone = callback
-        if self.gone is not None:
+        if self.answer.gone is not None:
             callback()
         return True
-
-    async def send(self, message: Message) -> None:
-        """ASGI ``send``. Yields to other tasks as ``SocketWriter.write`` does.
-
-        :raises ClientGone: the client has left; an ``OSError``, as ASGI has it.
-        :raises ASGIViolation: the message is not allowed here.
-        :raises h11.LocalProtocolError: a header or the length of the body is invalid.
-        """
-        if self.gone is not None:
-            raise ClientGone(str(self.gone)) from self.gone
-        if self.complete:
-            raise ASGIViolation(f"{message['type']!r} was sent after the end of the answer.")
-        kind: str = message["type"]
-        if kind == "http.response.body":
-            body: bytes = message.get("body", b"")
-            more: bool = message.get("more_body", False)
-            data = self._framed(body, more=more)
-            if data:
-                self.head_left = True
-                await self._write(data)
-                if self._framing != "none":
-                    self._record.sent += len(body)
-            if not more:
-                self._end()
-        elif kind == "http.response.start":
-            self._start(message)
-        else:
-            raise ASGIViolation(f"{kind!r} is no message of an HTTP answer.")
-
-    def _start(self, message: Message) -> None:
-        if self._head is not None:
-            raise ASGIViolation("'http.response.start' was sent twice.")
-        self._head = AnswerHead(message)
-
-    def _framed(self, body: bytes, *, more: bool) -> bytes:
-        if self._framing == "chunked":
-            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            return chunk if more else chunk + LAST_CHUNK
-        if self._head is None:
-            raise ASGIViolation("'http.response.body' was sent before 'http.response.start'.")
-        head = self._render(self._head) if self._framing is None else b""
-        return head + self._counted(body, more=more)
-
-    def _end(self) -> None:
-        if self._conn.our_state is h11.SEND_BODY:
-            self._conn.send(h11.EndOfMessage())
-        self.complete = True
-        if self._conn.our_state is h11.MUST_CLOSE:
-            # The app may go on for long (background tasks); the client is not to wait for it.
-            end_output(self._sock)
-        self._notify()
-
-    def _render(self, head: AnswerHead) -> bytes:
-        # The client may still be sending a body that the app does not want, and could take the
-        # next request on this connection for lost; so the close is announced.
-        rendered = head.render(self._conn, close=self._closing() or not self._body_complete)
-        self._framing = head.framing(bodiless=self._bodiless, chunks_allowed=self._chunks_allowed)
-        self._record.status = head.status
-        self._record.request_id = head.request_id or self._record.request_id
-        return rendered
-
-    def _counted(self, body: bytes, *, more: bool) -> bytes:
-        framed = b""
-        if body and self._framing != "none":
-            framed = self._conn.send(h11.Data(data=body))
-        return framed if more else framed + self._conn.send(h11.EndOfMessage())
-
-    async def _write(self, data: bytes) -> None:
-        try:
-            rest = self._writer.begin(data)
-            if rest is not None:
-                await self._writer.finish(rest)
-        except ClientGone as error:
-            self._leave(error)
-            raise
 
 
 def _nothing() -> None:

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
     from .settings import ServerSettings
 
-__all__ = ("ASGI_VERSION", "NAME_REQUEST", "ON_DISCONNECT", "Address", "check_head", "http_scope")
+__all__ = (
+    "ASGI_VERSION",
+    "NAME_REQUEST",
+    "ON_DISCONNECT",
+    "SEND_NOW",
+    "Address",
+    "check_head",
+    "http_scope",
+)
 
 Address = tuple[str, int | None]
 
@@ -28,6 +36,9 @@ ON_DISCONNECT = "tilert_stream.on_disconnect"
 NAME_REQUEST = "tilert_stream.name_request"
 """The extension by which an app says a request's id before its answer does, for the access log of
 one that is never answered."""
+
+SEND_NOW = "tilert_stream.send_now"
+"""The extension by which an app writes a part of a body without awaiting, as far as it goes."""
 
 
 def check_head(request: h11.Request, settings: ServerSettings) -> None:

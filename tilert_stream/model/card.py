@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ConfigError
-from ..events import Sampling
+from ..events import PLAIN_CAPABILITIES, Capability, Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ..events import Tool
     from .chat_template import ChatTemplate
 
-__all__ = ("Capability", "ModelCard", "TextCodec")
-
-Capability: TypeAlias = Literal["tools", "grammar"]
-"""What not every model, parser and engine can do: calls of tools, which are read out of the answer;
-an answer held to a grammar, which the engine masks its tokens by."""
+__all__ = ("ModelCard", "TextCodec")
 
 
 class TextCodec(Protocol):
-    """A tokenizer: a prompt into ids, and whole texts back."""
+    """Of a tokenizer, what a prompt goes through; and back, where a client asks for that."""
 
     @property
     def tokens(self) -> Mapping[int, str]:
@@ -56,8 +53,14 @@ class ModelCard:
     default_sampling: Sampling = field(default_factory=Sampling)
     """For what a request leaves out, as the model's ``generation_config.json`` says."""
     owned_by: str = "tilert_stream"
-    capabilities: frozenset[Capability] = frozenset()
+    capabilities: frozenset[Capability] = PLAIN_CAPABILITIES
     """A request that needs another is refused before any work."""
+    call_grammar: Callable[[Sequence[Tool], bool], str | None] | None = None
+    """How calls of some tools, one or (True) several, must be written to be read out of an answer;
+    None: no call can be forced."""
+    check_grammar: Callable[[str], None] | None = None
+    """Compiles a grammar, and raises ``InvalidRequest`` for one that cannot be followed; blocks.
+    None: that is found out by whoever holds the answer to it."""
 
     def __post_init__(self) -> None:
         if not self.names:

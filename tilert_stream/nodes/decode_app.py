@@ -31,7 +31,7 @@ from tilert_stream.asgi.endpoint import (
     not_found,
     ready_answer,
 )
-from tilert_stream.asgi.request_body import read_body
+from tilert_stream.asgi.request_body import check_grammar, read_body
 from tilert_stream.asgi.request_id import answer_id
 from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
 from tilert_stream.errors import Cancelled, NotFound, TilertStreamError
@@ -184,6 +184,7 @@ class DecodeApp:
         with self.service.observers.refusals(record):
             asked = read(DecodeBody, body)
             order = to_order(asked, self._eos_ids)
+            await check_grammar(order, self.node.check_grammar)
         record.stream = streamed = asked.stream is not False
         encode = EncodeLines(order.times) if streamed else EncodeTokens(order.times)
         response = StreamResponse(
@@ -229,6 +230,7 @@ class DecodeApp:
             "current_rid": requests[0] if requests else None,
             "slots": slots.slots,
             "busy": slots.busy,
+            "capabilities": sorted(self.node.capabilities),
         }
         await JSONBody(dumps(answer))(scope, receive, send)
 

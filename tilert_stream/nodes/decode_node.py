@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from anyio import move_on_after
 
-from tilert_engine.layouts.landed import LandedKV, LimitedEngine
+from tilert_engine.layouts.landed import LandedKV
+from tilert_stream.abc import GrammarEngine, capabilities_of
 from tilert_stream.cluster.admission import Admission
 from tilert_stream.errors import ContextLengthExceeded, KVTimeout, UnsupportedParameter
 from tilert_stream.events import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tilert_engine.decode_worker import DecodeJob, DecodeWorker
     from tilert_stream.cluster.admission import Ticket
     from tilert_stream.errors import TilertStreamError
+    from tilert_stream.events import Capability
     from tilert_stream.scope import RequestScope
     from tilert_transports.control.landing import Landing
     from tilert_transports.control.prompt import PromptIdentity
@@ -123,7 +125,7 @@ class DecodeNode(Generic[SequenceT]):
         """Hold a slot and a landing region for ``request``.
 
         :param max_tokens: prompt and answer together.
-        :param needs: request fields that not every engine can follow.
+        :param needs: of what not every engine is capable, and the request asks for.
         :param wait: seconds that it may stand in line for a slot, behind other routers' requests.
         :param prompt: the only one whose KV cache may land; None: any.
         :param attempt: the router's name of this call, by which it can be given up.
@@ -133,8 +135,8 @@ class DecodeNode(Generic[SequenceT]):
         :raises ~tilert_transports.control.errors.RequestInUse: a live request has this id.
         :raises ~tilert_transports.control.errors.GrantGone: it was given up before it came.
         """
-        self._check_length(max_tokens)
         self._check_needs(needs)
+        self._check_length(max_tokens)
         self._check_unknown(request)
         ticket = await self.admission.acquire(wait)
         try:
@@ -280,11 +282,22 @@ class DecodeNode(Generic[SequenceT]):
                 f" {longest} (--max-seq-len): shorten the prompt or lower max_tokens"
             )
 
-    def _check_needs(self, needs: Collection[str]) -> None:
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What a request can ask for."""
+        return capabilities_of(self._worker.engine)
+
+    def check_grammar(self, grammar: str) -> None:
+        """Have the engine compile ``grammar``; blocks, from any thread.
+
+        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
+        """
         engine = self._worker.engine
-        if not isinstance(engine, LimitedEngine):
-            return
-        lacking = sorted(engine.lacks.intersection(needs))
+        if isinstance(engine, GrammarEngine):
+            engine.check_grammar(grammar)
+
+    def _check_needs(self, needs: Collection[str]) -> None:
+        lacking = sorted(set(needs) - self.capabilities)
         if lacking:
             raise UnsupportedParameter(
                 f"{lacking[0]} is set, and this decode node's engine has none; leave it out",

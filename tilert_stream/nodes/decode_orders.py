@@ -9,6 +9,7 @@ from pydantic import Field
 
 from tilert_stream.events import Limits, Sampling
 from tilert_stream.openai.body import parse_object
+from tilert_stream.openai.fields import LOGPROBS_MAX
 from tilert_stream.openai.validation import WireModel, validate
 
 from .decode_node import DecodeOrder
@@ -55,7 +56,7 @@ class ReserveBody(WireModel):
     wait_s: float | None = Field(default=None, ge=0)
     """Seconds that the answer may wait for a slot to come free."""
     needs: list[str] | None = None
-    """Request fields that the engine must be able to follow, and not every engine is."""
+    """What the engine must be capable of, and not every engine is; see ``Capability``."""
 
 
 class RenewBody(WireModel):
@@ -84,6 +85,15 @@ class SamplingBody(WireModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0)
     stop_token_ids: list[TokenId] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    prompt_tokens: list[TokenId] | None = None
+    """The prompt's ids, each once, for ``repetition_penalty``."""
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], float] | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
+    grammar: str | None = None
+    """See ``Sampling.grammar``."""
 
 
 class DecodeBody(WireModel):
@@ -132,6 +142,13 @@ def to_order(body: DecodeBody, eos_ids: frozenset[int]) -> DecodeOrder:
             top_k=max(0, default.top_k if given.top_k is None else given.top_k),
             min_p=default.min_p if given.min_p is None else given.min_p,
             seed=given.seed,
+            presence_penalty=given.presence_penalty or 0.0,
+            frequency_penalty=given.frequency_penalty or 0.0,
+            repetition_penalty=given.repetition_penalty or 1.0,
+            prompt_tokens=frozenset(given.prompt_tokens or ()),
+            logit_bias=tuple((int(name), bias) for name, bias in (given.logit_bias or {}).items()),
+            logprobs=given.logprobs,
+            grammar=given.grammar,
         ),
         kv_timeout=inf if body.timeout_s is None else body.timeout_s,
     )

@@ -6,12 +6,12 @@ Entered once by the node's app; left, its port is closed and its memory is gone.
 from __future__ import annotations
 
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from anyio import AsyncContextManagerMixin, CancelScope, create_task_group
+from anyio import AsyncContextManagerMixin, CancelScope, create_task_group, to_thread
 
 from tilert_stream.errors import ConfigError, NotReady
 from tilert_transports.abc import Region
@@ -24,6 +24,7 @@ from tilert_transports.registry import load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+    from contextlib import AbstractContextManager
 
     from tilert_engine.layouts.abc import KVLayout
     from tilert_transports.abc import Transport
@@ -75,6 +76,8 @@ class LandingPort(AsyncContextManagerMixin):
     :param key: the cluster's; None takes everybody in.
     :param advertise: where prefill nodes find the transport, if not at ``host``.
     :param ttl: seconds that a reservation lives without being renewed.
+    :param prepare: makes all regions' memory ready for who reads them; entered in a thread before
+        anything can land, left before the memory goes.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class LandingPort(AsyncContextManagerMixin):
         key: ClusterKey | None = None,
         ttl: float = 30.0,
         advertise: str | None = None,
+        prepare: Callable[[memoryview], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._layout = layout
         self._make_transport = transport_maker(transport, host=host, advertise=advertise)
@@ -97,6 +101,7 @@ class LandingPort(AsyncContextManagerMixin):
         self._host = host
         self._key = key
         self._settings = ReservationSettings(ttl=ttl)
+        self._prepare = prepare
         self._transport: Transport | None = None
         self._server: ControlServer | None = None
         self.port = port
@@ -106,28 +111,38 @@ class LandingPort(AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[LandingPort]:
         transport = self._transport = self._make_transport()
         try:
-            pool = RegionPool(await self._allocate(transport), self._slots)
-            server = self._server = ControlServer(
-                self._hello(transport),
-                pool,
-                sender_ranks=self._layout.sender_ranks,
-                key=self._key,
-                reservation_settings=self._settings,
-            )
-            listeners = await bind(self._host, self.port)
-            self.port = listeners[0].getsockname()[1]
-            async with create_task_group() as tasks:
-                await tasks.start(server.serve, listeners)
-                yield self
-                tasks.cancel_scope.cancel()
+            stride = -(-self._layout.region_bytes // PAGE) * PAGE
+            memory = await transport.allocate(stride * self._count)
+            async with self._prepared(transport.view(memory)):
+                server = self._server = ControlServer(
+                    self._hello(transport),
+                    RegionPool(self._parts(memory, stride), self._slots),
+                    sender_ranks=self._layout.sender_ranks,
+                    key=self._key,
+                    reservation_settings=self._settings,
+                )
+                listeners = await bind(self._host, self.port)
+                self.port = listeners[0].getsockname()[1]
+                async with create_task_group() as tasks:
+                    await tasks.start(server.serve, listeners)
+                    yield self
+                    tasks.cancel_scope.cancel()
         finally:
             self._server = self._transport = None
             with CancelScope(shield=True):
                 await transport.aclose()
 
-    async def _allocate(self, transport: Transport) -> list[LandingRegion]:
-        stride = -(-self._layout.region_bytes // PAGE) * PAGE
-        memory = await transport.allocate(stride * self._count)
+    @asynccontextmanager
+    async def _prepared(self, memory: memoryview) -> AsyncGenerator[None]:
+        context = self._prepare(memory)
+        await to_thread.run_sync(context.__enter__)
+        try:
+            yield
+        finally:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(context.__exit__, None, None, None)
+
+    def _parts(self, memory: Region, stride: int) -> list[LandingRegion]:
         return [
             LandingRegion(memory.id, memory.offset + stride * index, self._layout.region_bytes)
             for index in range(self._count)

@@ -7,7 +7,7 @@ the first token's id in both of vLLM's ways. ``kv_transfer_params`` says where t
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from starlette.routing import Route, Router
 
@@ -19,11 +19,13 @@ from tilert_stream.asgi.endpoint import (
     not_found,
     ready_answer,
 )
-from tilert_stream.asgi.request_body import parse_body, read_body
+from tilert_stream.asgi.request_body import check_grammar, parse_body, read_body
 from tilert_stream.asgi.request_id import answer_id
 from tilert_stream.asgi.response import JSON, StreamResponse
 from tilert_stream.openai.encoding import dumps
-from tilert_stream.openai.objects import response
+from tilert_stream.openai.logprobs import chat_logprobs, completion_logprobs
+from tilert_stream.openai.objects import choice_object, response
+from tilert_stream.openai.token_names import TokenNames
 from tilert_stream.telemetry.record import RequestRecord
 
 from .prefill_orders import read_prefill_order
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from tilert_stream.abc import Transform
     from tilert_stream.asgi.endpoint import Handler
-    from tilert_stream.events import Finished, TokenBatch
+    from tilert_stream.events import Finished, TokenBatch, TokenLogprob
     from tilert_stream.model.card import ModelCard
     from tilert_stream.model.tokenizer import TextTokenizer
     from tilert_stream.openai.envelope import Endpoint as EndpointKind
@@ -108,6 +110,7 @@ class PrefillApp:
                 body = await read_body(scope, receive, self._max_body_bytes)
                 order, envelope = await parse_body(read_prefill_order, body, self._card, kind)
                 record.model = envelope.model
+                await check_grammar(order, self._card.check_grammar)
                 encode = _EncodeFirstToken(envelope, self._tokenizer)
                 opened = self.service.open(order, encode, record=record)
             answer = StreamResponse(opened, content=JSON)
@@ -133,23 +136,28 @@ class _FirstToken:
         self._tokenizer = tokenizer
         self._scope = scope
         self._ids: tuple[int, ...] = ()
+        self._told: tuple[TokenLogprob, ...] = ()
 
     def feed(self, batch: TokenBatch) -> Iterable[bytes]:
         self._ids += batch.ids
+        self._told += batch.logprobs or ()
         return ()
 
     def finish(self, outcome: Finished) -> Iterable[bytes]:
         if outcome.error is not None:
             return ()
         text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        answer = response(self._envelope, text, outcome, self._scope.usage, len(self._ids))
-        names = [f"token_id:{token}" for token in self._ids]
-        (choice,) = cast("list[dict[str, object]]", answer["choices"])
-        choice["token_ids"] = self._ids
-        choice["logprobs"] = (
-            {"content": [{"token": name} for name in names]}
-            if self._envelope.kind == "chat"
-            else {"tokens": names}
-        )
+        details = {"token_ids": self._ids, "logprobs": self._logprobs()}
+        choice = choice_object(self._envelope, text, outcome, details=details)
+        answer = response(self._envelope, (choice,), self._scope.usage, len(self._ids))
         answer["kv_transfer_params"] = None
         return (dumps(answer),)
+
+    def _logprobs(self) -> dict[str, object]:
+        """The ids, and their log-probabilities where a router wants them."""
+        chat = self._envelope.kind == "chat"
+        if self._told:
+            shape = chat_logprobs if chat else completion_logprobs
+            return shape(self._told, TokenNames(self._tokenizer), as_ids=True)
+        names = [f"token_id:{token}" for token in self._ids]
+        return {"content": [{"token": name} for name in names]} if chat else {"tokens": names}

@@ -31,9 +31,13 @@ BETWEEN_SERVERS: Final = frozenset(
         "return_token_ids",
         "return_tokens_as_token_ids",
         "top_logprobs",
+        "wants_logprobs",
     }
 )
 """Fields that no client sends. The first token's id is answered in any case."""
+ASKED: Final = frozenset({"logprobs", "top_logprobs"})
+"""Those of them that are read where ``wants_logprobs`` is true: else a router that sends them only
+wants to know the id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +56,17 @@ def read_prefill_order(
     :raises ~tilert_stream.errors.TilertStreamError: of a kind with a 4xx status, and nothing else.
     """
     raw = parse_object(body)
-    rest = {name: value for name, value in raw.items() if name not in BETWEEN_SERVERS}
+    left_out = BETWEEN_SERVERS - ASKED if raw.get("wants_logprobs") is True else BETWEEN_SERVERS
+    rest = {name: value for name, value in raw.items() if name not in left_out}
     request, envelope = (read_chat if kind == "chat" else read_completion)(rest, card)
     if envelope.stream:
         raise InvalidRequest("stream is true; this node only prefills: send false", param="stream")
+    if envelope.choices != 1:
+        raise InvalidRequest(
+            f"{envelope.choices} answers are asked for; this node only prefills: one prompt, and"
+            " n 1",
+            param="prompt" if envelope.others else "n",
+        )
     if request.limits.max_tokens != 1:
         raise InvalidRequest(
             f"max_tokens is {request.limits.max_tokens}; this node only prefills: it must be 1",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from math import isfinite
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
 
@@ -11,7 +14,7 @@ from .describe import describe
 from .envelope import Envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..events import OutputFormat
     from ..model.card import ModelCard
@@ -22,6 +25,12 @@ __all__ = ("Budget", "Parsed", "build", "check_ids", "check_model")
 
 TEMPERATURE_MIN: Final = 0.01
 """As vLLM: dividing logits by less overflows."""
+BIAS_MAX: Final = 100.0
+"""As vLLM, a stronger one is cut to it."""
+
+ECHO_MAX: Final = 40
+"""Characters of a key that an error repeats."""
+_TOKEN_ID: Final = re.compile(r"[0-9]{1,10}")
 
 
 class Parsed(NamedTuple):
@@ -80,11 +89,17 @@ def build(
     prompt_param: str,
     budget: Budget,
     output: OutputFormat | None = None,
+    logprobs: int | None = None,
+    grammar: str | None = None,
+    echo: str = "",
 ) -> Parsed:
     """Check what no single field can tell, and fill in the defaults.
 
     :param prompt_param: the field that the prompt came from.
     :param output: what an output parser must know; None where the answer is only text.
+    :param logprobs: how many tokens are told beside each drawn one; None: not even that one.
+    :param grammar: what the answer must match.
+    :param echo: what stands before the answer.
     :raises ~tilert_stream.errors.ContextLengthExceeded: prompt and answer do not fit.
     :raises ~tilert_stream.errors.InvalidRequest: fields contradict each other.
     """
@@ -98,13 +113,26 @@ def build(
         id=uuid4().hex,
         prompt_ids=prompt_ids,
         limits=_limits(wire, card, max_tokens, budget.param),
-        sampling=_sampling(wire, card),
+        sampling=_sampling(wire, card, prompt_ids, logprobs, grammar),
         stop=_stop(wire),
         include_stop=bool(wire.include_stop_str_in_output),
         skip_special_tokens=wire.skip_special_tokens is not False,
         output=output,
     )
-    return Parsed(request, _envelope(wire, request.id, kind, model))
+    if grammar is not None:
+        _check_end(wire)
+    envelope = _envelope(wire, request.id, kind, model)
+    return Parsed(
+        request,
+        replace(
+            envelope,
+            choices=wire.n or 1,
+            logprobs=logprobs is not None,
+            token_ids=bool(wire.return_token_ids),
+            tokens_as_ids=bool(wire.return_tokens_as_token_ids),
+            echo=echo,
+        ),
+    )
 
 
 def _max_tokens(prompt: int, context: int, prompt_param: str, budget: Budget) -> int:
@@ -153,8 +181,28 @@ def _limits(wire: CommonRequest, card: ModelCard, max_tokens: int, max_param: st
     return limits
 
 
-def _sampling(wire: CommonRequest, card: ModelCard) -> Sampling:
+def _check_end(wire: CommonRequest) -> None:
+    """Refuse what would have an answer go on behind the end of its grammar."""
+    for name, asked in (("ignore_eos", wire.ignore_eos), ("min_tokens", wire.min_tokens)):
+        if asked:
+            raise InvalidRequest(
+                f"{name} is {describe(asked)}, and the answer is held to a grammar, which says"
+                f" where it ends: leave out {name}",
+                param=name,
+            )
+
+
+def _sampling(
+    wire: CommonRequest,
+    card: ModelCard,
+    prompt_ids: tuple[int, ...],
+    logprobs: int | None,
+    grammar: str | None,
+) -> Sampling:
     default = card.default_sampling
+    repetition = default.repetition_penalty
+    if wire.repetition_penalty is not None:
+        repetition = wire.repetition_penalty
     temperature = default.temperature if wire.temperature is None else wire.temperature
     top_k = default.top_k if wire.top_k is None else wire.top_k
     return Sampling(
@@ -164,7 +212,29 @@ def _sampling(wire: CommonRequest, card: ModelCard) -> Sampling:
         top_k=top_k if 0 < top_k < card.vocab_size else 0,
         min_p=default.min_p if wire.min_p is None else wire.min_p,
         seed=default.seed if wire.seed is None else wire.seed,
+        presence_penalty=wire.presence_penalty or 0.0,
+        frequency_penalty=wire.frequency_penalty or 0.0,
+        repetition_penalty=repetition,
+        prompt_tokens=frozenset(prompt_ids) if repetition != 1 else frozenset(),
+        logit_bias=_logit_bias(wire.logit_bias, card.vocab_size) if wire.logit_bias else (),
+        logprobs=logprobs,
+        grammar=grammar,
     )
+
+
+def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    for name, value in given.items():
+        param = f"logit_bias.{name[:ECHO_MAX]}"
+        if not _TOKEN_ID.fullmatch(name) or int(name) >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias has the key {describe(name)}; it must be a token id as a string, at"
+                f" least 0 and below the vocabulary's size, {vocab_size}",
+                param=param,
+            )
+        if not isfinite(value):
+            raise InvalidRequest(f"{param} is {value}; it must be a finite number", param=param)
+    biases = ((int(name), min(max(value, -BIAS_MAX), BIAS_MAX)) for name, value in given.items())
+    return tuple((token, bias) for token, bias in biases if bias)
 
 
 def _stop(wire: CommonRequest) -> tuple[str, ...]:

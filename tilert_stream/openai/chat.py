@@ -11,9 +11,12 @@ from ..errors import InvalidRequest
 from ..events import OutputFormat
 from .body import parse_object
 from .build import Budget, Parsed, build, check_model
-from .fields import CommonRequest
+from .describe import describe
+from .fields import LOGPROBS_MAX, CommonRequest
+from .grammar import answer_grammar
 from .messages import Message, template_messages
 from .parameters import check_parameters
+from .tool_choice import force_call
 from .tools import ToolDefinition, read_tools
 from .validation import validate
 
@@ -45,6 +48,8 @@ class ChatRequest(CommonRequest):
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, object] | None = None
     parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
 
 
 def parse_chat(body: bytes, card: ModelCard) -> Parsed:
@@ -67,6 +72,18 @@ def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
     check_parameters(raw, "chat", card.capabilities)
     calls = _may_call(wire)
     prompt = chat_prompt(wire, raw, card)
+    tools = read_tools(wire.tools) if wire.tools and calls else ()
+    several = wire.parallel_tool_calls is not False
+    forced = force_call(wire.tool_choice, tools, card, several=several)
+    grammar = answer_grammar(wire.response_format, wire.structured_outputs)
+    if forced is not None and grammar is not None:
+        raise InvalidRequest(
+            f"tool_choice is {describe(wire.tool_choice)}, and the answer is to keep to a format"
+            " beside; leave one of them out",
+            param="tool_choice",
+        )
+    if forced is not None:
+        grammar = forced.grammar
     # The template writes the model's own tokens, the beginning of the text included.
     add_special_tokens = wire.add_special_tokens is True
     request, envelope = build(
@@ -77,10 +94,15 @@ def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
         prompt_param="messages",
         budget=_budget(wire),
         output=OutputFormat(
-            prompt[-PROMPT_TAIL:],
-            read_tools(wire.tools) if wire.tools and calls else (),
-            parallel_calls=wire.parallel_tool_calls is not False,
+            # A grammar has no reasoning, even where the template has begun some.
+            prompt[-PROMPT_TAIL:] if grammar is None else "",
+            tools,
+            parallel_calls=several,
+            named_call=forced is not None and forced.named,
         ),
+        logprobs=_logprobs(wire),
+        grammar=grammar,
+        echo=_echo(wire),
     )
     if wire.include_reasoning is False:
         envelope = replace(envelope, include_reasoning=False)
@@ -109,6 +131,26 @@ def chat_prompt(wire: ChatRequest, raw: Mapping[str, object], card: ModelCard) -
         tools=raw["tools"] if _may_call(wire) else None,
         **_template_kwargs(wire),
     )
+
+
+def _logprobs(wire: ChatRequest) -> int | None:
+    if not wire.logprobs:
+        if wire.top_logprobs:
+            raise InvalidRequest(
+                f"top_logprobs is {wire.top_logprobs} and logprobs is not true; send logprobs:"
+                " true, or leave top_logprobs out",
+                param="top_logprobs",
+            )
+        return None
+    return wire.top_logprobs or 0
+
+
+def _echo(wire: ChatRequest) -> str:
+    """The last message, if the answer goes on in its role."""
+    last = wire.messages[-1]
+    if not wire.echo or last.role != "assistant":
+        return ""
+    return str(template_messages([last])[0]["content"])
 
 
 def _template_kwargs(wire: ChatRequest) -> dict[str, object]:

@@ -12,7 +12,7 @@ from .encoding import dumps
 from .objects import usage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..events import Finished, PromptUsage, TextDelta
     from .envelope import Envelope
@@ -28,7 +28,15 @@ class ChunkTemplate:
     :param reasoning_fields: the names that reasoning goes by in a delta, each once.
     """
 
-    __slots__ = ("_chat", "_head", "_reasoning_fields", "first_head", "text_head", "text_tail")
+    __slots__ = (
+        "_chat",
+        "_head",
+        "_index",
+        "_reasoning_fields",
+        "first_head",
+        "text_head",
+        "text_tail",
+    )
 
     def __init__(self, envelope: Envelope, reasoning_fields: Sequence[str] = ()) -> None:
         self._reasoning_fields = reasoning_fields
@@ -39,13 +47,15 @@ class ChunkTemplate:
             "created": envelope.created,
             "model": envelope.model,
         }
+        self._index = envelope.index
         self._head = dumps(shared)[:-1] + b',"choices":['
+        choice = self._head + b'{"index":%d,' % envelope.index
         if self._chat:
-            self.first_head = self._head + b'{"index":0,"delta":{"role":"assistant","content":'
-            self.text_head = self._head + b'{"index":0,"delta":{"content":'
+            self.first_head = choice + b'"delta":{"role":"assistant","content":'
+            self.text_head = choice + b'"delta":{"content":'
             self.text_tail = b'},"finish_reason":null}]'
         else:
-            self.first_head = self.text_head = self._head + b'{"index":0,"text":'
+            self.first_head = self.text_head = choice + b'"text":'
             self.text_tail = b',"logprobs":null,"finish_reason":null}]'
 
     def delta(self, delta: TextDelta, *, role: bool) -> bytes:
@@ -55,8 +65,15 @@ class ChunkTemplate:
 
         :param role: this is the answer's first chunk.
         """
+        members = self._members(delta, role=role)
+        choice = {"index": self._index, "delta": members, "finish_reason": None}
+        return self._head + dumps(choice) + b"]"
+
+    def _members(self, delta: TextDelta, *, role: bool) -> dict[str, object]:
         members: dict[str, object] = {"role": "assistant"} if role else {}
-        if delta.channel == "reasoning":
+        if delta.channel == "content":
+            members["content"] = delta.text
+        elif delta.channel == "reasoning":
             members |= dict.fromkeys(self._reasoning_fields, delta.text)
         else:
             call: dict[str, object] = {"index": delta.call_index}
@@ -65,11 +82,30 @@ class ChunkTemplate:
                 call |= {"id": delta.call.id, "type": "function"}
                 function = {"name": delta.call.name} | function
             members["tool_calls"] = [call | {"function": function}]
-        return self._head + dumps({"index": 0, "delta": members, "finish_reason": None}) + b"]"
+        return members
 
-    def finish(self, outcome: Finished) -> bytes:
-        """The chunk with the finish reason, without its last brace."""
-        choice: dict[str, object] = {"index": 0}
+    def detailed(
+        self, delta: TextDelta | None, details: Mapping[str, object], *, role: bool = False
+    ) -> bytes:
+        """The chunk of any delta, or of none, with ``details`` in its choice.
+
+        :param details: ``logprobs``, ``token_ids`` and the like.
+        """
+        choice: dict[str, object] = {"index": self._index}
+        if self._chat:
+            choice["delta"] = {} if delta is None else self._members(delta, role=role)
+        else:
+            choice["text"] = "" if delta is None else delta.text
+        choice |= {"logprobs": None, "finish_reason": None}
+        choice.update(details)
+        return self._head + dumps(choice) + b"]"
+
+    def finish(self, outcome: Finished, details: Mapping[str, object] | None = None) -> bytes:
+        """The chunk with the finish reason, without its last brace.
+
+        :param details: what is told of tokens that no other chunk has.
+        """
+        choice: dict[str, object] = {"index": self._index}
         if self._chat:
             choice["delta"] = {}
         else:
@@ -77,6 +113,7 @@ class ChunkTemplate:
         choice["finish_reason"] = outcome.reason
         if outcome.stop_reason is not None:
             choice["stop_reason"] = outcome.stop_reason
+        choice |= details or {}
         return self._head + dumps(choice) + b"]"
 
     def usage(

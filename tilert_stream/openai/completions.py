@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from ..errors import UnsupportedParameter
+from ..errors import InvalidRequest, UnsupportedParameter
 from .body import parse_object
-from .build import Budget, build, check_ids, check_model
-from .fields import CommonRequest
+from .build import Budget, Parsed, build, check_ids, check_model
+from .envelope import OtherPrompt
+from .fields import CHOICES_MAX, LOGPROBS_MAX, CommonRequest
+from .grammar import answer_grammar
 from .parameters import check_parameters
 from .validation import validate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..model.card import ModelCard
-    from .build import Parsed
 
 __all__ = ("CompletionRequest", "parse_completion", "read_completion")
 
@@ -53,6 +55,7 @@ class CompletionRequest(CommonRequest):
             custom_error_message="a string or a list of token ids",
         ),
     ]
+    logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
 
 
 def parse_completion(body: bytes, card: ModelCard) -> Parsed:
@@ -73,36 +76,62 @@ def read_completion(raw: Mapping[str, object], card: ModelCard) -> Parsed:
     wire = validate(CompletionRequest, raw)
     check_model(wire.model, card)
     check_parameters(raw, "completion", card.capabilities)
+    prompts = _prompts(wire.prompt)
+    count = len(prompts) * (wire.n or 1)
+    if count > CHOICES_MAX:
+        raise InvalidRequest(
+            f"prompt is a list of {len(prompts)} and n is {wire.n or 1}, together {count} answers;"
+            f" it must be at most {CHOICES_MAX}: send several requests",
+            param="prompt",
+        )
+    first, *others = [_read_prompt(wire, card, prompt, param) for prompt, param in prompts]
+    if not others:
+        return first
+    further = tuple(OtherPrompt(each.request, each.envelope.echo) for each in others)
+    return Parsed(first.request, replace(first.envelope, choices=count, others=further))
+
+
+def _read_prompt(
+    wire: CompletionRequest, card: ModelCard, prompt: str | list[int], param: str
+) -> Parsed:
+    if isinstance(prompt, str):
+        ids = card.tokenizer.encode(prompt, add_special_tokens=wire.add_special_tokens is not False)
+    else:
+        check_ids(prompt, param, card.vocab_size)
+        ids = tuple(prompt)
     return build(
         wire,
         card,
         kind="completion",
-        prompt_ids=_prompt_ids(wire, card),
-        prompt_param="prompt",
+        prompt_ids=ids,
+        prompt_param=param,
         budget=Budget("max_tokens", wire.max_tokens, MAX_TOKENS_DEFAULT),
+        logprobs=wire.logprobs,
+        grammar=answer_grammar(wire.response_format, wire.structured_outputs),
+        echo=_echo(wire, prompt, card) if wire.echo else "",
     )
 
 
-def _prompt_ids(wire: CompletionRequest, card: ModelCard) -> tuple[int, ...]:
-    prompt, param = _single(wire.prompt)
-    if isinstance(prompt, str):
-        add_special_tokens = wire.add_special_tokens is not False
-        return card.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-    check_ids(prompt, param, card.vocab_size)
-    return tuple(prompt)
-
-
-def _single(prompt: Prompt) -> tuple[str | list[int], str]:
-    """The one prompt, and where it stands."""
-    if isinstance(prompt, str):
-        return prompt, "prompt"
-    first = prompt[0]
-    if isinstance(first, int):
-        return cast("list[int]", prompt), "prompt"
-    if len(prompt) > 1:
+def _echo(wire: CompletionRequest, prompt: str | list[int], card: ModelCard) -> str:
+    if wire.logprobs is not None:
         raise UnsupportedParameter(
-            f"prompt is a list of {len(prompt)} prompts; this server answers one a request: send"
-            " them one by one",
-            param="prompt",
+            "echo is true and logprobs is given: there are no log-probabilities of the prompt;"
+            " leave one of them out",
+            param="echo",
         )
-    return first, "prompt[0]"
+    if isinstance(prompt, str):
+        return prompt
+    return card.tokenizer.decode(prompt, skip_special_tokens=False)
+
+
+def _prompts(prompt: Prompt) -> list[tuple[str | list[int], str]]:
+    """Each prompt, and where it stands."""
+    if isinstance(prompt, str):
+        return [(prompt, "prompt")]
+    parts: Sequence[int | str | list[int]] = prompt
+    several: list[tuple[str | list[int], str]] = []
+    for index, each in enumerate(parts):
+        if isinstance(each, int):
+            return [(cast("list[int]", prompt), "prompt")]
+        several.append((each, f"prompt[{index}]"))
+    return several

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-__all__ = ("REASONING_FIELDS", "Endpoint", "Envelope")
+if TYPE_CHECKING:
+    from ..events import GenerateRequest
+
+__all__ = ("REASONING_FIELDS", "Endpoint", "Envelope", "OtherPrompt")
 
 Endpoint: TypeAlias = Literal["chat", "completion", "tokens"]
 
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 """DeepSeek's and SGLang's name for reasoning, and vLLM's. OpenAI's API has none."""
+
+
+class OtherPrompt(NamedTuple):
+    """One more prompt of a completion: all but the prompt is as with the first."""
+
+    request: GenerateRequest
+    echo: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +40,27 @@ class Envelope:
     """``stream_options.continuous_usage_stats``: usage on every chunk."""
     include_reasoning: bool = True
     """``include_reasoning``: False leaves reasoning out of the answer; it is counted."""
+    index: int = 0
+    """Which of the request's answers this is."""
+    choices: int = 1
+    """How many there are: ``n`` for each prompt."""
+    others: tuple[OtherPrompt, ...] = ()
+    """Of a completion with several prompts, those behind the first."""
+    logprobs: bool = False
+    """Whether each token's log-probability is told."""
+    token_ids: bool = False
+    """``return_token_ids``: ids beside the text."""
+    tokens_as_ids: bool = False
+    """``return_tokens_as_token_ids``: in ``logprobs`` tokens are ``token_id:N``."""
+    echo: str = ""
+    """What stands before the answer: the prompt, where ``echo`` asks for it."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
+
+    @property
+    def detailed(self) -> bool:
+        """Whether more is told than the text of one answer."""
+        return self.logprobs or self.token_ids or bool(self.echo) or self.choices > 1
 
     @property
     def id(self) -> str:

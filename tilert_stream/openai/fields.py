@@ -11,12 +11,24 @@ from pydantic import Discriminator, Field, Tag
 
 from .validation import WireModel
 
-__all__ = ("STOP_MAX", "STOP_STRING_MAX", "CommonRequest", "StreamOptions")
+__all__ = (
+    "CHOICES_MAX",
+    "LOGPROBS_MAX",
+    "STOP_MAX",
+    "STOP_STRING_MAX",
+    "CommonRequest",
+    "StreamOptions",
+)
 
 STOP_MAX: Final = 16
 """Stop strings a request may give. OpenAI and vLLM stop at 4; each costs a scan of every delta."""
 STOP_STRING_MAX: Final = 1024
 """Characters of one stop string: so much text may be held back while it might still match."""
+
+CHOICES_MAX: Final = 128
+"""Answers to one request. OpenAI's limit."""
+LOGPROBS_MAX: Final = 20
+"""Most likely tokens beside each drawn one. OpenAI's limit, and vLLM's default."""
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
@@ -66,3 +78,13 @@ class CommonRequest(WireModel):
     top_k: int | None = Field(default=None, ge=-1)
     min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    logit_bias: dict[str, float] | None = None
+    n: int | None = Field(default=None, ge=1, le=CHOICES_MAX)
+    echo: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: dict[str, object] | None = None
+    structured_outputs: dict[str, object] | None = None

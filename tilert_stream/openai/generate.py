@@ -32,6 +32,8 @@ REFUSED: Final = ("features", "content_parts", "kv_transfer_params", "ec_transfe
 """Fields of vLLM's that ask for what is not served: other media than text, and caches from
 elsewhere."""
 
+REFUSED_SAMPLING: Final = ("echo", "logprobs", "response_format", "structured_outputs")
+
 
 class GenerateBody(WireModel):
     """What a request for tokens may say.
@@ -82,6 +84,20 @@ def parse_generate(body: bytes, card: ModelCard) -> Parsed:
 
 
 def _check_fields(raw: Mapping[str, object], wire: GenerateBody) -> None:
+    sampling = wire.sampling_params
+    if (sampling.n or 1) > 1:
+        raise UnsupportedParameter(
+            f"{PARAMS}.n is {sampling.n}; a request for token ids has one answer: send several",
+            param=f"{PARAMS}.n",
+        )
+    given = cast("Mapping[str, object]", raw.get(PARAMS) or {})
+    for name in REFUSED_SAMPLING:
+        if given.get(name):
+            raise UnsupportedParameter(
+                f"{PARAMS}.{name} is {describe(given[name])}; it is served with text only: leave it"
+                " out, or use /v1/completions",
+                param=f"{PARAMS}.{name}",
+            )
     for name in REFUSED:
         if raw.get(name) is not None:
             raise UnsupportedParameter(

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..events import Finished, PromptUsage
     from ..model.card import ModelCard
     from .envelope import Envelope
 
-__all__ = ("model_list", "model_objects", "response", "tool_call", "usage")
+__all__ = ("choice_object", "model_list", "model_objects", "response", "tool_call", "usage")
 
 
 def usage(
@@ -41,25 +41,24 @@ def usage(
     return counts
 
 
-def response(
+def choice_object(
     envelope: Envelope,
     text: str,
     outcome: Finished,
-    prompt: PromptUsage,
-    completion_tokens: int,
     *,
     reasoning: Mapping[str, str] | None = None,
     tool_calls: Iterable[Mapping[str, object]] = (),
-    reasoning_tokens: int = 0,
+    details: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """A whole ``chat.completion`` or ``text_completion``.
+    """One of the ``choices`` of a ``chat.completion`` or ``text_completion``.
 
     ``content`` is null where there are calls and no text.
 
     :param reasoning: the thinking before the answer, by each name it is to have.
     :param tool_calls: as ``tool_call`` makes them.
+    :param details: ``logprobs``, ``token_ids``: what is told of its tokens.
     """
-    choice: dict[str, object] = {"index": 0}
+    choice: dict[str, object] = {"index": envelope.index}
     if envelope.kind == "chat":
         calls = list(tool_calls)
         message: dict[str, object] = {"role": "assistant"}
@@ -74,12 +73,27 @@ def response(
     choice["finish_reason"] = outcome.reason
     if outcome.stop_reason is not None:
         choice["stop_reason"] = outcome.stop_reason
+    choice.update(details or {})
+    return choice
+
+
+def response(
+    envelope: Envelope,
+    choices: Sequence[Mapping[str, object]],
+    prompt: PromptUsage,
+    completion_tokens: int,
+    reasoning_tokens: int = 0,
+) -> dict[str, object]:
+    """A whole ``chat.completion`` or ``text_completion``.
+
+    :param completion_tokens: of all its choices.
+    """
     return {
         "id": envelope.id,
         "object": "chat.completion" if envelope.kind == "chat" else "text_completion",
         "created": envelope.created,
         "model": envelope.model,
-        "choices": [choice],
+        "choices": choices,
         "usage": usage(prompt, completion_tokens, reasoning_tokens),
     }
 

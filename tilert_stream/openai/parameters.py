@@ -12,61 +12,35 @@ A field that is not declared here is accepted and listed in the debug log.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from ..errors import UnsupportedParameter
 from .describe import describe
 from .encoding import dumps
+from .parameter import Parameter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ..model.card import Capability
+    from ..events import Capability
     from .envelope import Endpoint
 
 __all__ = ("PARAMETERS", "Parameter", "check_parameters")
 
 logger = logging.getLogger(__name__)
 
-Answer: TypeAlias = Literal["served", "inert", "refused"]
-
 LOGGED_NAMES_MAX: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One field of a request body."""
-
-    name: str
-    answer: Answer
-    note: str
-    """Served: what it does. Inert: why nothing follows. Refused: what it would need."""
-    no_effect: tuple[object, ...] = ()
-    """Of a refused field, or one that needs a capability: the values that always are fine."""
-    endpoints: tuple[Endpoint, ...] = ("chat", "completion")
-    needs: Capability | None = None
-    """What the model must be capable of for other values than those."""
-    without: str = ""
-    """Why they are refused where it is not."""
-
-    def refuses(self, value: object, capabilities: Collection[Capability] = ()) -> bool:
-        """Whether ``value`` asks for what cannot be given."""
-        if self.answer != "refused" and (self.needs is None or self.needs in capabilities):
-            return False
-        # True == 1 in Python, not in JSON.
-        return not any(
-            value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
-            for allowed in (None, *self.no_effect)
-        )
 
 
 _CHAT: Final[tuple[Endpoint, ...]] = ("chat",)
 _COMPLETION: Final[tuple[Endpoint, ...]] = ("completion",)
-_ONE_ANSWER: Final = "a request has one answer: send several requests"
-_LOGITS: Final = "the engine has no hook on the logits"
-_LOGPROBS: Final = "log-probabilities are not returned"
+_NO_BEAMS: Final = "answers are drawn token by token"
+_LOGITS: Final = "the engine has no such hook on the logits"
+_ENGINE: Final = "the engine does not draw its tokens so"
+_LOGPROBS: Final = "the engine tells no log-probabilities"
+_PROMPT_LOGPROBS: Final = "prefill keeps no log-probabilities of the prompt"
 _GRAMMAR: Final = "the answer cannot be held to a grammar"
+_VLLM_GRAMMAR: Final = "superseded by response_format and structured_outputs"
 _NO_TOOLS: Final = (
     "tool calls are not read out of this model's answers: that takes an output parser and a chat"
     " template that knows tools"
@@ -81,7 +55,7 @@ _NO_BUDGET: Final = "reasoning is not cut short"
 PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("model", "served", "one of the served names; absent: the first of them"),
     Parameter("messages", "served", "rendered by the model's chat template", endpoints=_CHAT),
-    Parameter("prompt", "served", "one text, or one list of token ids", endpoints=_COMPLETION),
+    Parameter("prompt", "served", "texts, or lists of token ids", endpoints=_COMPLETION),
     Parameter("stream", "served", "server-sent events instead of one JSON body"),
     Parameter("stream_options", "served", "include_usage, continuous_usage_stats"),
     Parameter(
@@ -110,8 +84,83 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("temperature", "served", "0 is greedy; between 0 and 0.01 it is 0.01, as in vLLM"),
     Parameter("top_p", "served", "in (0, 1]"),
     Parameter("top_k", "served", "-1 or 0: all tokens"),
-    Parameter("min_p", "served", "in [0, 1]"),
-    Parameter("seed", "served", "a signed 64-bit integer"),
+    Parameter("min_p", "served", "in [0, 1]", no_effect=(0,), needs="min_p", without=_ENGINE),
+    Parameter(
+        "seed",
+        "served",
+        "a signed 64-bit integer; choice i of several has seed + i",
+        needs="seed",
+        without=_ENGINE,
+    ),
+    Parameter(
+        "presence_penalty",
+        "served",
+        "in [-2, 2], of tokens in the answer",
+        no_effect=(0,),
+        needs="presence_penalty",
+        without=_LOGITS,
+    ),
+    Parameter(
+        "frequency_penalty",
+        "served",
+        "in [-2, 2], of tokens in the answer, each time",
+        no_effect=(0,),
+        needs="frequency_penalty",
+        without=_LOGITS,
+    ),
+    Parameter(
+        "repetition_penalty",
+        "served",
+        "above 0, of tokens in the prompt or the answer; 1 is none",
+        no_effect=(1,),
+        needs="repetition_penalty",
+        without=_LOGITS,
+    ),
+    Parameter(
+        "logit_bias",
+        "served",
+        "token ids, as strings, and what is added to their logits; cut to -100 … 100, as in vLLM",
+        no_effect=({},),
+        needs="logit_bias",
+        without=_LOGITS,
+    ),
+    Parameter(
+        "logprobs",
+        "served",
+        "the log-probability of each token, of the model's own distribution",
+        no_effect=(False,),
+        endpoints=_CHAT,
+        needs="logprobs",
+        without=_LOGPROBS,
+    ),
+    Parameter(
+        "top_logprobs",
+        "served",
+        "0 to 20 of the most likely tokens beside each; needs logprobs: true",
+        no_effect=(0,),
+        endpoints=_CHAT,
+        needs="logprobs",
+        without=_LOGPROBS,
+    ),
+    Parameter(
+        "logprobs",
+        "served",
+        "the log-probability of each token, and 0 to 20 of the most likely beside it",
+        endpoints=_COMPLETION,
+        needs="logprobs",
+        without=_LOGPROBS,
+    ),
+    Parameter("n", "served", "1 to 128 answers, each a request of its own to the engine"),
+    Parameter(
+        "echo",
+        "served",
+        "the prompt stands before the answer (not with logprobs); in a chat its last message does,"
+        " if that is the assistant's",
+    ),
+    Parameter(
+        "return_token_ids", "served", "the ids of the prompt and of the answer, beside the text"
+    ),
+    Parameter("return_tokens_as_token_ids", "served", "tokens in logprobs are written token_id:N"),
     Parameter(
         "add_generation_prompt",
         "served",
@@ -138,10 +187,25 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter(
         "tool_choice",
         "served",
-        "auto; none leaves the tools out of the prompt; to force a call needs a grammar, which no"
-        " engine has yet: 400",
+        "auto; none leaves the tools out of the prompt; to force a call the answer is held to a"
+        " grammar",
         no_effect=("none", "auto"),
         endpoints=_CHAT,
+        needs="grammar",
+        without=_GRAMMAR,
+    ),
+    Parameter(
+        "response_format",
+        "served",
+        "text; json_object and json_schema hold the answer to a grammar",
+        no_effect=({"type": "text"},),
+        needs="grammar",
+        without=_GRAMMAR,
+    ),
+    Parameter(
+        "structured_outputs",
+        "served",
+        "vLLM's: json, json_object, regex, choice or grammar (Lark, as llguidance reads it)",
         needs="grammar",
         without=_GRAMMAR,
     ),
@@ -157,7 +221,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("store", "inert", _NOTHING_STORED),
     Parameter("service_tier", "inert", "there is one tier"),
     Parameter("priority", "inert", _FIFO),
-    Parameter("best_of", "inert", "there is one candidate, hence it is the best"),
+    Parameter("best_of", "inert", "there are n candidates, hence they are the best"),
     Parameter("prompt_cache_key", "inert", _NO_CACHE),
     Parameter("prompt_cache_retention", "inert", _NO_CACHE),
     Parameter("cache_salt", "inert", _NO_CACHE),
@@ -169,29 +233,14 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         "spaces_between_special_tokens", "inert", "only slow tokenizers of transformers read it"
     ),
     Parameter("stream_interval", "inert", "what is ready is sent at once"),
-    Parameter("n", "refused", _ONE_ANSWER, no_effect=(1,)),
-    Parameter("logit_bias", "refused", _LOGITS, no_effect=({},)),
-    Parameter("presence_penalty", "refused", _LOGITS, no_effect=(0,)),
-    Parameter("frequency_penalty", "refused", _LOGITS, no_effect=(0,)),
-    Parameter("repetition_penalty", "refused", _LOGITS, no_effect=(1,)),
     Parameter("bad_words", "refused", _LOGITS, no_effect=([],)),
     Parameter("allowed_token_ids", "refused", _LOGITS),
-    Parameter("logprobs", "refused", _LOGPROBS, no_effect=(False,), endpoints=_CHAT),
-    Parameter("logprobs", "refused", _LOGPROBS, endpoints=_COMPLETION),
-    Parameter("top_logprobs", "refused", _LOGPROBS, no_effect=(0,), endpoints=_CHAT),
-    Parameter("prompt_logprobs", "refused", _LOGPROBS),
-    Parameter("return_token_ids", "refused", "token ids are not returned", no_effect=(False,)),
-    Parameter(
-        "return_tokens_as_token_ids", "refused", "token ids are not returned", no_effect=(False,)
-    ),
-    Parameter("echo", "refused", "the prompt is not repeated", no_effect=(False,)),
+    Parameter("prompt_logprobs", "refused", _PROMPT_LOGPROBS),
     Parameter("suffix", "refused", "text is not inserted", no_effect=("",), endpoints=_COMPLETION),
-    Parameter("response_format", "refused", _GRAMMAR, no_effect=({"type": "text"},)),
-    Parameter("structured_outputs", "refused", _GRAMMAR),
-    Parameter("guided_json", "refused", _GRAMMAR),
-    Parameter("guided_regex", "refused", _GRAMMAR),
-    Parameter("guided_choice", "refused", _GRAMMAR),
-    Parameter("guided_grammar", "refused", _GRAMMAR),
+    Parameter("guided_json", "refused", _VLLM_GRAMMAR),
+    Parameter("guided_regex", "refused", _VLLM_GRAMMAR),
+    Parameter("guided_choice", "refused", _VLLM_GRAMMAR),
+    Parameter("guided_grammar", "refused", _VLLM_GRAMMAR),
     Parameter("functions", "refused", _SUPERSEDED, no_effect=([],), endpoints=_CHAT),
     Parameter("function_call", "refused", _SUPERSEDED, no_effect=("none", "auto"), endpoints=_CHAT),
     Parameter("web_search_options", "refused", "nothing is searched", endpoints=_CHAT),
@@ -209,8 +258,8 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     ),
     Parameter("truncate_prompt_tokens", "refused", "a prompt is never cut"),
     Parameter("thinking_token_budget", "refused", _NO_BUDGET),
-    Parameter("use_beam_search", "refused", _ONE_ANSWER, no_effect=(False,)),
-    Parameter("length_penalty", "refused", _ONE_ANSWER, no_effect=(1,)),
+    Parameter("use_beam_search", "refused", _NO_BEAMS, no_effect=(False,)),
+    Parameter("length_penalty", "refused", _NO_BEAMS, no_effect=(1,)),
     Parameter("kv_transfer_params", "refused", "set between servers, never by a client"),
 )
 

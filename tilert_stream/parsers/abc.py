@@ -6,14 +6,14 @@ A parser of your own is an object that fits ``OutputParser``, offered as an entr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tilert_stream.events import Channel, OutputFormat, ToolCallStart
+    from tilert_stream.events import Channel, OutputFormat, Tool, ToolCallStart
 
-__all__ = ("OutputParser", "OutputReader", "Piece")
+__all__ = ("CallWriter", "OutputParser", "OutputReader", "Piece")
 
 
 class Piece(NamedTuple):
@@ -80,4 +80,18 @@ class OutputParser(Protocol):
 
     def open(self, output: OutputFormat, /) -> OutputReader:
         """A reader for one answer."""
+        ...
+
+
+@runtime_checkable
+class CallWriter(Protocol):
+    """A parser that can also say how a model must write calls, so that one can be forced."""
+
+    def call_grammar(self, tools: Sequence[Tool], /, *, several: bool) -> str | None:
+        """Calls of ``tools`` and nothing else, in llguidance's variant of Lark.
+
+        None: this format has no such grammar.
+
+        :param several: whether one call may follow another.
+        """
         ...

@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from .arguments import ArgumentWriter
+from .call_rules import tagged_call_rule
 from .format import FormatParser
 from .markers import Markers
 from .reader import Malformed
@@ -68,5 +69,8 @@ class GLM47Reader(SectionReader):
 
 
 GLM47: Final = FormatParser(
-    "glm47", GLM47Reader, lambda template: KEY in template and "<tool_call>" in template
+    "glm47",
+    GLM47Reader,
+    lambda template: KEY in template and "<tool_call>" in template,
+    tagged_call_rule,
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from .call_rules import json_call_rule
 from .format import FormatParser
 from .json_text import expect, is_object, next_character, read_string, stream_value
 from .reader import Malformed
@@ -129,4 +130,5 @@ HERMES: Final = FormatParser(
     HermesReader,
     # Qwen3-Coder's calls are XML inside of the same marker.
     lambda template: "<tool_call>" in template and "<function=" not in template,
+    json_call_rule,
 )

@@ -18,6 +18,7 @@ from .front import choose
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
 from .models import load_model
 from .request_options import (
+    capable,
     check_stages,
     choose_output,
     place_stages,
@@ -42,7 +43,8 @@ def build_app(config: ServeConfig) -> App:
     config = replace(config, model=choose(config.model))
     model = load_model(config, slots=config.slots, ar_steps=config.ar_steps)
     front = model.front
-    parser, card = choose_output(config, front.card)
+    card = capable(front.card, model.prefill, model.decode)
+    parser, card = choose_output(config, card)
     service = local_service(
         model.prefill,
         model.decode,

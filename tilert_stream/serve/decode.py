@@ -44,7 +44,8 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
     :raises ~tilert_stream.errors.ConfigError: an option is wrong.
     """
     key = cluster_key(config)
-    worker: DecodeWorker[Any] = DecodeWorker(LandingDecode(model.decode, model.layout))
+    engine = LandingDecode(model.decode, model.layout)
+    worker: DecodeWorker[Any] = DecodeWorker(engine)
     port = LandingPort(
         model.layout,
         transport=config.transport,
@@ -55,6 +56,7 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
         key=key,
         ttl=config.reservation_ttl,
         advertise=config.advertise_host,
+        prepare=engine.landing,
     )
     node = DecodeNode(worker, port.reserve, port.view)
     pipeline = (

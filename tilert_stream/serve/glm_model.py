@@ -55,7 +55,12 @@ class ServedGLM:
         )
         checkpoint, longest = self._built.checkpoint, self._built.max_seq_len
         self.front = model_front(checkpoint, config, longest)
-        self.layout = MlaNsaLayout(model=checkpoint.cached, dtype=dtype, max_seq_len=longest)
+        self.layout = MlaNsaLayout(
+            model=checkpoint.cached,
+            dtype=dtype,
+            max_seq_len=longest,
+            device=str(checkpoint.weights.device),
+        )
 
     @property
     def prefill(self) -> GLMPrefill:

@@ -14,6 +14,7 @@ from .announcement import announce_node, bracketed
 from .cluster_key import cluster_key
 from .hosting import begin_log, check_host, node_settings, serve_until_signalled
 from .models import load_model
+from .request_options import capable
 from .telemetry import make_telemetry
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def build_prefill(config: PrefillConfig, model: Model) -> PrefillApp:
     """
     key = cluster_key(config)
     worker: PrefillWorker[Any] = PrefillWorker(model.prefill)
-    telemetry = make_telemetry(config, model.front.card)
+    card = capable(model.front.card, model.prefill)
+    telemetry = make_telemetry(config, card)
     desk = HandOverDesk(
         model.layout,
         transport=config.transport,
@@ -45,7 +47,7 @@ def build_prefill(config: PrefillConfig, model: Model) -> PrefillApp:
     pipeline = Pipeline().then(PrefillAndHandOver(worker, desk))
     return PrefillApp(
         Service(pipeline, workers=(worker,)),
-        model.front.card,
+        card,
         model.front.tokenizer,
         desk,
         api_keys=config.api_keys,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, get_args
 
+from tilert_stream.abc import GrammarEngine, capabilities_of
+from tilert_stream.events import Capability
 from tilert_stream.link import make_link
 from tilert_stream.openai.envelope import REASONING_FIELDS
+from tilert_stream.parsers.abc import CallWriter
 from tilert_stream.parsers.choice import choose_parser
 from tilert_stream.time_limits import TimeLimits
 
@@ -14,11 +17,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tilert_stream.config.request import LimitOptions, ParserOptions, PipelineOptions
+    from tilert_stream.events import Tool
     from tilert_stream.model.card import ModelCard
     from tilert_stream.parsers.abc import OutputParser
     from tilert_stream.service import Service
 
-__all__ = ("check_stages", "choose_output", "place_stages", "reasoning_fields", "time_limits")
+__all__ = (
+    "ENGINE_CAPABILITIES",
+    "capable",
+    "check_stages",
+    "choose_output",
+    "place_stages",
+    "reasoning_fields",
+    "time_limits",
+)
+
+ENGINE_CAPABILITIES: Final = frozenset[Capability](get_args(Capability)) - {"tools"}
+"""All that some engine can do: a router passes it on, and its nodes say what they cannot."""
 
 
 def check_stages(config: PipelineOptions) -> None:
@@ -42,7 +57,24 @@ def choose_output(config: ParserOptions, card: ModelCard) -> tuple[OutputParser 
     # A template that knows nothing of tools would leave them out of the prompt without a word.
     if parser is None or not parser.tools or template is None or "tools" not in template.source:
         return parser, card
-    return parser, replace(card, capabilities=card.capabilities | {"tools"})
+    capabilities = card.capabilities | frozenset[Capability]({"tools"})
+    if not isinstance(parser, CallWriter):
+        return parser, replace(card, capabilities=capabilities)
+    writer = parser
+
+    def call_grammar(tools: Sequence[Tool], several: bool) -> str | None:  # noqa: FBT001 - a card's
+        return writer.call_grammar(tools, several=several)
+
+    return parser, replace(card, capabilities=capabilities, call_grammar=call_grammar)
+
+
+def capable(card: ModelCard, *engines: object) -> ModelCard:
+    """``card`` of a model on ``engines``: it can do what all of them can."""
+    shared = ENGINE_CAPABILITIES
+    for engine in engines:
+        shared &= capabilities_of(engine)
+    checks = [engine.check_grammar for engine in engines if isinstance(engine, GrammarEngine)]
+    return replace(card, capabilities=shared, check_grammar=checks[0] if checks else None)
 
 
 def reasoning_fields(config: ParserOptions) -> Sequence[str]:

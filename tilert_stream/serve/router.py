@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,14 @@ from tilert_stream.errors import ConfigError
 from tilert_stream.http.client import Origin
 from tilert_stream.http.supervisor import Supervisor
 from tilert_stream.nodes.router import Nodes, pool_status_route, remote_service
+from tilert_stream.nodes.shared_capabilities import shared_capabilities
 
 from .announcement import announce
 from .cluster_key import cluster_key
 from .front import load_front
 from .hosting import begin_log, check_host, client_settings, serve_until_signalled
 from .request_options import (
+    ENGINE_CAPABILITIES,
     check_stages,
     choose_output,
     place_stages,
@@ -64,7 +67,8 @@ def build_router(config: RouterConfig) -> App:
         queue_timeout=config.queue_timeout,
         max_queue=config.max_queue,
     )
-    parser, card = choose_output(config, front.card)
+    card = replace(front.card, capabilities=ENGINE_CAPABILITIES)
+    parser, card = choose_output(config, card)
     service = remote_service(
         nodes,
         front.tokenizer,
@@ -83,6 +87,7 @@ def build_router(config: RouterConfig) -> App:
         heartbeat=config.heartbeat,
         cors_origins=config.cors_origins,
         routes=(pool_status_route(nodes),),
+        shared=partial(shared_capabilities, nodes.decode),
         telemetry=make_telemetry(config, card, shared_port=config.workers > 1),
     )
 

@@ -8,7 +8,7 @@ The wire is TileRT's, JSON lines, with what ours adds::
 
 A stop token is in no ``t``, and ``n`` does not count it: a TileRT router would show its text. Ours
 learns it from ``stop_token_id``. The last ids and the line behind them are one item, hence one
-write. ``logprobs`` ride as ``lp``, one entry an id.
+write. Log-probabilities ride as ``lp``, one entry an id, and as ``stop_lp`` that of the stop token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ..abc import Transform
-    from ..events import Finished, TokenBatch
+    from ..events import Finished, TokenBatch, TokenLogprob
     from ..scope import RequestScope
 
 __all__ = ("NDJSON", "EncodeLines", "EncodeTokens")
@@ -63,25 +63,28 @@ class EncodeTokens:
 
 
 class _Lines:
-    __slots__ = ("_count", "_scope", "_stop_token", "_times")
+    __slots__ = ("_count", "_scope", "_stop_logprob", "_stop_token", "_times")
 
     def __init__(self, scope: RequestScope, times: Mapping[str, float]) -> None:
         self._scope = scope
         self._times = times
         self._count = 0
         self._stop_token: int | None = None
+        self._stop_logprob: TokenLogprob | None = None
 
     def feed(self, batch: TokenBatch) -> Iterable[bytes]:
         ids = batch.ids
         if batch.ends_with_stop:
             *_, self._stop_token = ids
             ids = ids[:-1]
+            if batch.logprobs is not None:
+                *_, self._stop_logprob = batch.logprobs
         self._count += len(ids)
         if not ids:
             return ()
         line: dict[str, object] = {"t": ids}
         if batch.logprobs is not None:
-            line["lp"] = [(entry.logprob, entry.top) for entry in batch.logprobs[: len(ids)]]
+            line["lp"] = [_pair(entry) for entry in batch.logprobs[: len(ids)]]
         return (dumps(line) + b"\n",)
 
     def finish(self, outcome: Finished) -> Iterable[bytes]:
@@ -96,6 +99,8 @@ class _Lines:
         }
         if self._stop_token is not None:
             done["stop_token_id"] = self._stop_token
+        if self._stop_logprob is not None:
+            done["stop_lp"] = _pair(self._stop_logprob)
         return (dumps(done) + b"\n",)
 
 
@@ -127,6 +132,10 @@ class _Tokens:
         if self._stop_token is not None:
             answer["stop_token_id"] = self._stop_token
         return (dumps(answer),)
+
+
+def _pair(entry: TokenLogprob) -> tuple[float, tuple[tuple[int, float], ...]]:
+    return entry.logprob, entry.top
 
 
 def _timing(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tilert_stream.abc import Transform
-    from tilert_stream.events import Channel, TokenLogprob
+    from tilert_stream.events import Channel, FinishReason, OutputFormat, TokenLogprob
     from tilert_stream.parsers.abc import OutputParser, OutputReader, Piece
     from tilert_stream.scope import RequestScope
 
@@ -43,10 +43,15 @@ class ParseOutput:
         if output is None:
             return PassThrough[TextDelta]()
         try:
-            return _Parsing(self._parser.open(output), self._parser.name)
+            return _Parsing(self._parser.open(output), self._parser.name, called=_end_of(output))
         except Exception:
             logger.exception("the output parser %s failed", self._parser.name)
             return PassThrough[TextDelta]()
+
+
+def _end_of(output: OutputFormat) -> FinishReason:
+    """Why an answer ends that has called."""
+    return "stop" if output.named_call else "tool_calls"
 
 
 class _Token(NamedTuple):
@@ -59,9 +64,12 @@ class _Token(NamedTuple):
 class _Parsing:
     """One answer: a reader's pieces, and the tokens that they came from."""
 
-    __slots__ = ("_channel", "_name", "_reader", "_received", "_tokens", "_unread")
+    __slots__ = ("_called", "_channel", "_name", "_reader", "_received", "_tokens", "_unread")
 
-    def __init__(self, reader: OutputReader, name: str) -> None:
+    def __init__(
+        self, reader: OutputReader, name: str, *, called: FinishReason = "tool_calls"
+    ) -> None:
+        self._called: FinishReason = called
         self._reader: OutputReader | None = reader
         self._name = name
         self._channel: Channel = "content"
@@ -94,7 +102,7 @@ class _Parsing:
         self._take(item)
         out: list[TextDelta | Finished] = [*self._pieces(pieces)]
         if over:
-            out.append(Finished("tool_calls" if reader.called else "stop"))
+            out.append(Finished(self._called if reader.called else "stop"))
         return out
 
     def finish(self, outcome: Finished, /) -> Iterable[TextDelta | Finished]:
@@ -110,7 +118,7 @@ class _Parsing:
         # What is read without a piece, line feeds beside a marker, may be an answer's last tokens.
         out += self._release("", self._received, self._received)
         if called and outcome.reason == "stop" and outcome.stop_reason is None:
-            out.append(replace(outcome, reason="tool_calls"))
+            out.append(replace(outcome, reason=self._called))
         return out
 
     def _fall_back(self, item: TextDelta | None) -> Sequence[TextDelta]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..openai.encoding import dumps
 from ..openai.envelope import REASONING_FIELDS
-from ..openai.objects import response, tool_call
+from ..openai.objects import choice_object, response, tool_call
 from ..telemetry.timeline import Timeline
+from .details import TokenDetails
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from ..abc import Transform
     from ..events import Finished, TextDelta, ToolCallStart
     from ..openai.envelope import Envelope
+    from ..openai.token_names import TokenNames
     from ..scope import RequestScope
+    from .gathered import Gathered
 
 __all__ = ("EncodeJSON",)
 
@@ -28,6 +31,8 @@ class EncodeJSON:
 
     :param reasoning_fields: the names that reasoning goes by in the message, each once.
     :param timing: say where the time went, as ``pd_timing_ms``.
+    :param names: spells tokens, for an envelope that wants more than text.
+    :param gathered: takes the answer where it is one of several, and nothing is sent.
     """
 
     stage_name = "plain"
@@ -38,14 +43,29 @@ class EncodeJSON:
         *,
         reasoning_fields: Sequence[str] = REASONING_FIELDS,
         timing: bool = False,
+        names: TokenNames | None = None,
+        gathered: Gathered | None = None,
     ) -> None:
         self._envelope = envelope
         self._reasoning_fields = reasoning_fields if envelope.include_reasoning else ()
         self._timing = timing
+        self._names = names
+        self._gathered = gathered
 
     def __call__(self, scope: RequestScope) -> Transform[TextDelta, bytes]:
         """The encoder for ``scope``'s request."""
-        return _JSONEncoder(self._envelope, scope, self._reasoning_fields, timing=self._timing)
+        envelope, names = self._envelope, self._names
+        details = None
+        if envelope.detailed and names is not None:
+            details = TokenDetails(envelope, names, scope.request.prompt_ids)
+        return _JSONEncoder(
+            envelope,
+            scope,
+            self._reasoning_fields,
+            details,
+            self._gathered,
+            timing=self._timing,
+        )
 
 
 class _Call(NamedTuple):
@@ -56,7 +76,9 @@ class _Call(NamedTuple):
 class _JSONEncoder:
     __slots__ = (
         "_calls",
+        "_details",
         "_envelope",
+        "_gathered",
         "_pieces",
         "_reasoning",
         "_reasoning_fields",
@@ -71,10 +93,14 @@ class _JSONEncoder:
         envelope: Envelope,
         scope: RequestScope,
         reasoning_fields: Sequence[str],
+        details: TokenDetails | None,
+        gathered: Gathered | None,
         *,
         timing: bool,
     ) -> None:
         self._envelope = envelope
+        self._details = details
+        self._gathered = gathered
         self._scope = scope
         self._reasoning_fields = reasoning_fields
         self._timing = timing
@@ -86,6 +112,8 @@ class _JSONEncoder:
 
     def feed(self, delta: TextDelta) -> Iterable[bytes]:
         self._tokens += len(delta.ids)
+        if self._details is not None:
+            self._details.take(delta)
         if delta.channel == "content":
             self._pieces.append(delta.text)
         elif delta.channel == "reasoning":
@@ -103,20 +131,34 @@ class _JSONEncoder:
             self._scope.record.completion_tokens = self._tokens
         if outcome.error is not None or outcome.reason == "cancelled":
             return ()
+        choice = self._choice(outcome)
+        top: dict[str, object] = {}
+        if self._details is not None:
+            choice |= self._details.give()
+            (top if self._envelope.kind == "chat" else choice).update(self._details.prompt())
+        gathered = self._gathered
+        if gathered is not None:
+            gathered.choices[self._envelope.index] = choice
+            gathered.completion_tokens += self._tokens
+            gathered.reasoning_tokens += self._reasoning_tokens
+            gathered.top |= top
+            return ()
+        whole = top | response(
+            self._envelope, (choice,), self._scope.usage, self._tokens, self._reasoning_tokens
+        )
+        if self._timing:
+            whole["pd_timing_ms"] = Timeline.of(self._scope).milliseconds()
+        return (dumps(whole),)
+
+    def _choice(self, outcome: Finished) -> dict[str, object]:
         reasoning = "".join(self._reasoning)
-        whole = response(
+        return choice_object(
             self._envelope,
-            "".join(self._pieces),
+            self._envelope.echo + "".join(self._pieces),
             outcome,
-            self._scope.usage,
-            self._tokens,
             reasoning=dict.fromkeys(self._reasoning_fields, reasoning) if reasoning else None,
             tool_calls=[
                 tool_call(call.start.id, call.start.name, "".join(call.arguments))
                 for call in self._calls
             ],
-            reasoning_tokens=self._reasoning_tokens,
         )
-        if self._timing:
-            whole["pd_timing_ms"] = Timeline.of(self._scope).milliseconds()
-        return (dumps(whole),)

@@ -12,13 +12,15 @@ comments, ``id:`` and ``event:`` lines each break some client. The order of a st
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ..openai.chunks import ChunkTemplate
 from ..openai.encoding import dump_text, dumps
 from ..openai.envelope import REASONING_FIELDS
 from ..openai.errors import error_body
 from ..telemetry.timeline import Timeline
+from .gathered import Gathered
+from .sse_details import DONE, DetailedSSE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,11 +28,10 @@ if TYPE_CHECKING:
     from ..abc import Transform
     from ..events import Finished, TextDelta
     from ..openai.envelope import Envelope
+    from ..openai.token_names import TokenNames
     from ..scope import RequestScope
 
 __all__ = ("EncodeSSE",)
-
-DONE: Final = b"data: [DONE]\n\n"
 
 
 class EncodeSSE:
@@ -39,6 +40,8 @@ class EncodeSSE:
     :param done_after_error: send ``[DONE]`` after an error too, as several servers do. Clients
         that count a stream as good when they see ``[DONE]`` then take the failure for a success.
     :param reasoning_fields: the names that reasoning goes by in a delta, each once.
+    :param names: spells tokens, for an envelope that wants more than text.
+    :param gathered: what the request's answers come to together, where there are several.
     :param timing: say where the time went, as ``pd_timing_ms`` on the usage chunk, or on the one
         with the finish reason where usage is not asked for.
     """
@@ -52,14 +55,28 @@ class EncodeSSE:
         done_after_error: bool = False,
         reasoning_fields: Sequence[str] = REASONING_FIELDS,
         timing: bool = False,
+        names: TokenNames | None = None,
+        gathered: Gathered | None = None,
     ) -> None:
         self._envelope = envelope
         self._done_after_error = done_after_error
         self._reasoning_fields = reasoning_fields if envelope.include_reasoning else ()
         self._timing = timing
+        self._names = names
+        self._gathered = gathered
 
     def __call__(self, scope: RequestScope) -> Transform[TextDelta, bytes]:
         """The encoder for ``scope``'s request."""
+        if self._envelope.detailed and self._names is not None:
+            return DetailedSSE(
+                self._envelope,
+                scope,
+                self._reasoning_fields,
+                self._names,
+                self._gathered or Gathered(),
+                done_after_error=self._done_after_error,
+                timing=self._timing,
+            )
         return _SSEEncoder(
             self._envelope,
             scope,

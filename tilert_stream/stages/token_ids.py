@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..openai.encoding import dumps
 from ..openai.errors import error_body
 from ..openai.objects import usage
-from .sse import DONE
+from .sse_details import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,6 +10,7 @@ import torch
 
 from tilert_engine.chains import DEFAULT_AR_STEPS
 from tilert_engine.models.tiny_glm5 import TINY_GLM5, TINY_GLM5_NAME
+from tilert_engine.torch.grammar import grammars_of
 from tilert_stream.errors import ConfigError
 
 from .checkpoint import GLMCheckpoint
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tilert_engine.layouts.mla_nsa_model import CacheDtype
+    from tilert_engine.torch.grammar import Grammars
 
 __all__ = ("Built", "build")
 
@@ -39,10 +41,19 @@ class Built:
     cache_dtype: CacheDtype
 
     @cached_property
+    def grammars(self) -> Grammars | None:
+        """What holds answers to a grammar, for both engines; None: nothing here can."""
+        checkpoint = self.checkpoint
+        return grammars_of(checkpoint.tokenizer, checkpoint.config.vocab_size, checkpoint.eos_ids)
+
+    @cached_property
     def prefill(self) -> GLMPrefill:
         """Computes prompts."""
         return GLMPrefill(
-            self.checkpoint, max_seq_len=self.max_seq_len, cache_dtype=self.cache_dtype
+            self.checkpoint,
+            max_seq_len=self.max_seq_len,
+            cache_dtype=self.cache_dtype,
+            grammars=self.grammars,
         )
 
     @cached_property
@@ -57,6 +68,7 @@ class Built:
             max_seq_len=self.max_seq_len,
             ar_steps=self.ar_steps,
             drafts=self.drafts,
+            grammars=self.grammars,
         )
 
 

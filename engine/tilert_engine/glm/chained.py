@@ -36,16 +36,17 @@ class GLMStep:
         network, state = self._network, self._state
         places = window(state.places, stop)
         hidden = network.hidden(state.tokens, places, self._memory)
-        drawn, peaks = state.sampler.draw(way, network.logits(hidden), state.numbers)
+        logits, drafts = network.logits(hidden), state.tokens[1:]
+        drawn, peaks = state.sampler.draw(way, logits, state.numbers, drafts=drafts)
         if state.step_tokens == 1:
-            state.advance(drawn, peaks)
+            state.advance(way, logits, drawn, peaks)
             return
-        right = (drawn[:-1] == state.tokens[1:]).long()
+        right = (drawn[:-1] == drafts).long()
         kept = right.cumprod(0).sum(0, keepdim=True) + 1
         states = network.draft(hidden, drawn, places, self._memory)
-        drafts = self._drafts(states.index_select(0, kept - 1), kept, stop, way)
-        state.advance(drawn, peaks, kept)
-        state.tokens[1:] = drafts
+        following = self._drafts(states.index_select(0, kept - 1), kept, stop, way)
+        state.advance(way, logits, drawn, peaks, kept)
+        state.tokens[1:] = following
 
     def _drafts(
         self, hidden: torch.Tensor, kept: torch.Tensor, stop: int, way: Way
@@ -56,7 +57,7 @@ class GLMStep:
         drafts: list[torch.Tensor] = []
         while True:
             logits = network.draft_logits(hidden)
-            guess, _ = state.sampler.draw(way, logits, number + len(drafts), may_end=False)
+            guess, _ = state.sampler.draw(way, logits, number + len(drafts), guess=True)
             drafts.append(guess)
             if len(drafts) == state.step_tokens - 1:
                 return torch.cat(drafts)

@@ -14,6 +14,7 @@ them one by one: nothing is computed that does not count, and a chain ends where
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,10 @@ import torch
 
 from tilert_engine.accounting import Ledger
 from tilert_engine.chains import ChainPlanner
+from tilert_engine.layouts.host_memory import page_locked
 from tilert_engine.layouts.mla_nsa_cache import CachedKV, ImportedKV, import_planes
 from tilert_engine.torch.lanes import ChainOptions, make_lanes
-from tilert_engine.torch.sampler import Sampler
+from tilert_engine.torch.sampler import make_sampler, sampler_capabilities
 from tilert_stream.errors import ConfigError, EngineFault
 
 from .chained import GLMStep
@@ -32,8 +34,12 @@ from .network import Network
 from .prefill import check_window
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from tilert_engine.torch.grammar import Grammars
     from tilert_engine.torch.lane import Lane
-    from tilert_stream.events import Harvest, Limits, Sampling
+    from tilert_engine.torch.sampler import Sampler
+    from tilert_stream.events import Capability, Harvest, Limits, Sampling, TokenLogprob
 
     from .checkpoint import GLMCheckpoint
 
@@ -70,6 +76,7 @@ class GLMDecode:
     :param ar_steps: the longest chain, in steps.
     :param drafts: tokens that a step verifies beside its own; 0: no multi-token prediction.
     :param chains: how the steps of a chain are taken; None: as is fastest on the device.
+    :param grammars: what holds answers to a grammar; such an answer's steps are taken by the host.
     :raises ~tilert_stream.errors.ConfigError: a parameter that is out of range.
     """
 
@@ -82,6 +89,7 @@ class GLMDecode:
         ar_steps: int = 1,
         drafts: int = 3,
         chains: ChainOptions | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         check_window(checkpoint, max_seq_len)
         if slots < 1:
@@ -100,6 +108,7 @@ class GLMDecode:
             Memory(checkpoint.config, checkpoint.weights, positions) for _ in range(slots)
         ]
         self._open: dict[int, GLMSequence] = {}
+        self.grammars = grammars
         self._lanes = make_lanes(
             chains or ChainOptions(),
             lambda slot, state: GLMStep(self._network, self._memories[slot], state),
@@ -113,9 +122,26 @@ class GLMDecode:
         )
 
     @property
+    def capabilities(self) -> frozenset[Capability]:
+        """All that a sampler can do, and grammars where they are installed."""
+        return sampler_capabilities(self.grammars)
+
+    def check_grammar(self, grammar: str, /) -> None:
+        """Compile ``grammar``, from any thread.
+
+        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
+        """
+        if self.grammars is not None:
+            self.grammars.check(grammar)
+
+    @property
     def busy(self) -> int:
         """Sequences that are open."""
         return len(self._open)
+
+    def landing(self, memory: memoryview, /) -> AbstractContextManager[None]:
+        """Have the device read ``memory``, in which KV caches will land, at its bus's full rate."""
+        return page_locked(memory, self._network.weights.device)
 
     @torch.inference_mode()
     def open(
@@ -136,16 +162,17 @@ class GLMDecode:
         sequence = GLMSequence(
             slot=slot,
             ledger=Ledger(limits, mtp=self._drafts > 0),
-            sampler=Sampler(sampling),
+            sampler=make_sampler(sampling, self.grammars),
             memory=memory,
             length=imported.seq_len,
             last=first_token,
         )
         if self._lanes:
-            sequence.lane = self._lanes[slot]
-            _begin(sequence.lane, sequence, imported, sampling)
+            _begin(self._lanes[slot], sequence, imported, sampling)
         else:
             memory.fill(imported)
+        if sequence.sampler.remembers and sequence.lane is None:
+            sequence.sampler.begin(first_token)
         self._open[slot] = sequence
         return sequence
 
@@ -165,13 +192,15 @@ class GLMDecode:
             return sequence.lane.harvest(ledger)
         ids: list[int] = []
         accepted: list[int] = []
-        for _ in range(self._planner.length(ledger.remaining)):
-            drawn = self._step(sequence)
-            ids += drawn
-            accepted.append(len(drawn))
-            if ledger.limits.cut(ids, ledger.emitted)[1] is not None:
-                break
-        return ledger.take(ids, accepted)
+        told: list[TokenLogprob] = []
+        with self._lanes[sequence.slot].entered() if self._lanes else nullcontext():
+            for _ in range(self._planner.length(ledger.remaining)):
+                drawn = self._step(sequence, told)
+                ids += drawn
+                accepted.append(len(drawn))
+                if ledger.limits.cut(ids, ledger.emitted)[1] is not None:
+                    break
+        return ledger.take(ids, accepted, None if sequence.sampler.logprobs is None else told)
 
     def close(self, sequence: GLMSequence, /) -> None:
         """Free the slot.
@@ -182,7 +211,7 @@ class GLMDecode:
             raise RuntimeError("this sequence is closed")
         del self._open[sequence.slot]
 
-    def _step(self, sequence: GLMSequence) -> list[int]:
+    def _step(self, sequence: GLMSequence, told: list[TokenLogprob]) -> list[int]:
         """One forward of the main model: the tokens that it drew, at least one."""
         network, memory = self._network, sequence.memory
         start, room = sequence.length, sequence.ledger.limits.max_tokens - sequence.made
@@ -191,7 +220,7 @@ class GLMDecode:
         logits = network.logits(hidden)
         drawn: list[int] = []
         for place in range(len(guesses) + 1):
-            drawn.append(self._draw(sequence, logits[place], sequence.made + place))
+            drawn.append(self._draw(sequence, logits[place], sequence.made + place, told))
             if place == len(guesses) or drawn[place] != guesses[place]:
                 break
         kept = len(drawn)
@@ -212,18 +241,25 @@ class GLMDecode:
             start += len(following)
             hidden = state[-1:]
             logits = network.draft_logits(hidden)[0]
-            drawn_id, _ = sequence.sampler.draw(logits, sequence.made + further)
-            following = [int(drawn_id)]
+            following = [int(sequence.sampler.guess(logits, sequence.made + further)[0])]
             sequence.drafts += following
 
-    def _draw(self, sequence: GLMSequence, logits: torch.Tensor, index: int) -> int:
+    def _draw(
+        self, sequence: GLMSequence, logits: torch.Tensor, index: int, told: list[TokenLogprob]
+    ) -> int:
+        sampler = sequence.sampler
         masked = sequence.ledger.limits.stop_mask(index)
-        drawn, peak = sequence.sampler.draw(logits, index, masked=masked)
+        raw = logits if sampler.logprobs is None else logits.clone()
+        drawn, peak = sampler.draw(logits, index, masked=masked)
         if not math.isfinite(height := float(peak)):
             raise EngineFault(
                 f"the highest logit of token {index} is {height}, not finite: the weights or the"
                 " dtype overflow; try another dtype"
             )
+        if sampler.logprobs is not None:
+            told += sampler.score(raw, drawn)
+        if sampler.remembers:
+            sampler.note(drawn)
         return int(drawn)
 
     def _tensor(self, ids: list[int]) -> torch.Tensor:
@@ -262,5 +298,10 @@ def _begin(lane: Lane, sequence: GLMSequence, imported: ImportedKV, sampling: Sa
     # From the host to the device on the thread's own stream: chains that run go on meanwhile.
     moved = imported.to(sequence.memory.rows.device)
     with lane.importing(moved.ki, moved.kv, moved.pe):
+        by_lane = sampling.grammar is None
+        if by_lane:
+            lane.expect(sequence.length, sequence.ledger, sampling)
         sequence.memory.fill(moved)
-        lane.begin(sequence.length, sequence.last, sequence.ledger, sampling)
+        if by_lane:
+            sequence.lane = lane
+            lane.begin(sequence.last, sequence.ledger, sampling)

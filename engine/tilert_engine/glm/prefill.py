@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tilert_engine.layouts.mla_nsa_cache import CachedKV
-from tilert_engine.torch.sampler import Sampler
+from tilert_engine.torch.sampler import make_sampler, sampler_capabilities
 from tilert_stream.errors import ConfigError, EngineFault
 from tilert_stream.events import PromptUsage, TokenBatch
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tilert_engine.layouts.mla_nsa_model import CacheDtype
-    from tilert_stream.events import Limits, Sampling
+    from tilert_engine.torch.grammar import Grammars
+    from tilert_engine.torch.sampler import Sampler
+    from tilert_stream.events import Capability, Limits, Sampling
 
     from .checkpoint import GLMCheckpoint
 
@@ -59,6 +61,7 @@ class GLMPrefill:
     :param max_seq_len: tokens of prompt and answer together.
     :param cache_dtype: of the latent rows.
     :param chunk: prompt tokens computed by one ``advance``.
+    :param grammars: what holds answers to a grammar.
     :raises ~tilert_stream.errors.ConfigError: ``max_seq_len`` beyond what the model knows.
     """
 
@@ -69,6 +72,7 @@ class GLMPrefill:
         max_seq_len: int,
         cache_dtype: CacheDtype = "fp8_ds_mla",
         chunk: int = 128,
+        grammars: Grammars | None = None,
     ) -> None:
         check_window(checkpoint, max_seq_len)
         if chunk < 1:
@@ -76,8 +80,22 @@ class GLMPrefill:
         self.max_seq_len = max_seq_len
         self._cache_dtype: CacheDtype = cache_dtype
         self._chunk = chunk
+        self.grammars = grammars
         self._name = checkpoint.name
         self._network = Network(checkpoint.config, checkpoint.weights, max_seq_len)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """All that a sampler can do, and grammars where they are installed."""
+        return sampler_capabilities(self.grammars)
+
+    def check_grammar(self, grammar: str, /) -> None:
+        """Compile ``grammar``, from any thread.
+
+        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
+        """
+        if self.grammars is not None:
+            self.grammars.check(grammar)
 
     def open(
         self, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling, /
@@ -99,7 +117,7 @@ class GLMPrefill:
         strange = next((token for token in prompt if not 0 <= token < vocab), None)
         if strange is not None:
             raise EngineFault(f"the prompt has token id {strange}; ids are 0 to {vocab - 1}")
-        return GLMPrefillRun(prompt, limits, Sampler(sampling))
+        return GLMPrefillRun(prompt, limits, make_sampler(sampling, self.grammars))
 
     @torch.inference_mode()
     def advance(self, run: GLMPrefillRun, /) -> GLMPrefillOutput | None:
@@ -136,8 +154,10 @@ class GLMPrefill:
         return torch.tensor(ids, device=self._network.weights.device)
 
     def _first(self, run: GLMPrefillRun, hidden: torch.Tensor) -> TokenBatch:
+        sampler = run.sampler
         logits = self._network.logits(hidden[-1:])[0]
-        drawn, peak = run.sampler.draw(logits, 0, masked=run.limits.stop_mask(0))
+        raw = logits if sampler.logprobs is None else logits.clone()
+        drawn, peak = sampler.draw(logits, 0, masked=run.limits.stop_mask(0))
         height = float(peak)
         if not math.isfinite(height):
             raise EngineFault(
@@ -147,7 +167,9 @@ class GLMPrefill:
         token = int(drawn)
         _, finished = run.limits.cut((token,), 0)
         return TokenBatch(
-            (token,), ends_with_stop=finished is not None and finished.reason == "stop"
+            (token,),
+            None if sampler.logprobs is None else sampler.score(raw, drawn),
+            ends_with_stop=finished is not None and finished.reason == "stop",
         )
 
 

@@ -6,20 +6,23 @@ The decode engine's owner thread does it, so that no copy and no checksum holds 
 from __future__ import annotations
 
 import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
+from tilert_stream.abc import GrammarEngine, capabilities_of
 from tilert_stream.errors import EngineFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from tilert_stream.abc import DecodeEngine
-    from tilert_stream.events import Harvest, Limits, Sampling
+    from tilert_stream.events import Capability, Harvest, Limits, Sampling
 
     from .abc import KVLayout
 
-__all__ = ("LandedKV", "LandingDecode", "LimitedEngine", "ToldEngine")
+__all__ = ("LandedKV", "LandingDecode", "ReadingEngine", "ToldEngine")
 
 SequenceT = TypeVar("SequenceT")
 
@@ -48,12 +51,14 @@ class ToldEngine(Protocol):
 
 
 @runtime_checkable
-class LimitedEngine(Protocol):
-    """An engine that cannot draw in every way that a request can ask for."""
+class ReadingEngine(Protocol):
+    """An engine that reads landed KV caches the faster for having been shown their memory."""
 
-    @property
-    def lacks(self) -> frozenset[str]:
-        """The request fields that it cannot follow: ``min_p``."""
+    def landing(self, memory: memoryview, /) -> AbstractContextManager[None]:
+        """Make host memory ready in which KV caches will land, as long as the block runs.
+
+        Blocks, for seconds where it is large.
+        """
         ...
 
 
@@ -75,9 +80,19 @@ class LandingDecode(Generic[SequenceT]):
         return self._engine.max_seq_len
 
     @property
-    def lacks(self) -> frozenset[str]:
-        """The request fields that the engine cannot follow."""
-        return self._engine.lacks if isinstance(self._engine, LimitedEngine) else frozenset()
+    def capabilities(self) -> frozenset[Capability]:
+        """As the engine's."""
+        return capabilities_of(self._engine)
+
+    def check_grammar(self, grammar: str, /) -> None:
+        """As the engine's; one that follows no grammar is never asked."""
+        if isinstance(self._engine, GrammarEngine):
+            self._engine.check_grammar(grammar)
+
+    def landing(self, memory: memoryview) -> AbstractContextManager[None]:
+        """Show the engine the memory in which KV caches will land."""
+        engine = self._engine
+        return engine.landing(memory) if isinstance(engine, ReadingEngine) else nullcontext()
 
     def open(
         self, slot: int, kv: object, first_token: int, limits: Limits, sampling: Sampling, /

@@ -108,8 +108,8 @@ def import_planes(
 ) -> ImportedKV:
     """Dequantise latents and indexer keys, and rotate the latter.
 
-    Values that are stored as ``dtype`` on ``device`` already are views of ``planes``. On CUDA all
-    of it is enqueued, from pinned memory without waiting for anything; the current stream sees it.
+    Values that are stored as ``dtype`` on ``device`` already are views of ``planes``. From the host
+    to CUDA all of it is enqueued, the current stream sees it, and ``planes`` have been read.
 
     :param device: None: where the planes are.
     """

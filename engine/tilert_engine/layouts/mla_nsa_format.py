@@ -62,11 +62,22 @@ def quantise_latent(latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantise_latent(
-    values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """fp8 ``[…, 512]`` and scales ``[…, 4]`` → latent ``[…, 512]``, rounded once, to ``dtype``."""
-    blocks = _split(values.float(), BLOCK)
-    return (blocks * scales.unsqueeze(-1)).flatten(-2).to(dtype)
+    """fp8 ``[…, 512]`` and scales ``[…, 4]`` → latent ``[…, 512]``, rounded once, to ``dtype``.
+
+    :param out: where to; its dtype counts then.
+    """
+    # Exact in either. bfloat16 is half the way through a device's memory; a CPU would pay for the
+    # conversion twice.
+    exact = values.to(torch.bfloat16 if values.is_cuda else torch.float32)
+    taken = _target(out, values.shape, dtype, values.device)
+    torch.mul(_split(exact, BLOCK), scales.unsqueeze(-1), out=_split(taken, BLOCK))
+    return taken
 
 
 def quantise_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,10 +96,13 @@ def dequantise_keys(
     dtype: torch.dtype = torch.bfloat16,
     *,
     rotate: bool = True,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """fp8 ``[…, 128]`` and scales ``[…]`` → indexer keys ``[…, 128]``, rounded once, to ``dtype``.
 
+    :param values: or fp32 that came from fp8.
     :param rotate: by the Hadamard transform, as the decode engine's queries are.
+    :param out: where to; its dtype counts then.
     """
     exact = values.float()
     if rotate:
@@ -96,7 +110,8 @@ def dequantise_keys(
         # token's own factors afterwards is the same rotation, because it is linear.
         exact = exact @ _signs(exact.device)
         scales = scales * _NORM
-    return (exact * scales.unsqueeze(-1)).to(dtype)
+    taken = _target(out, exact.shape, dtype, exact.device)
+    return torch.mul(exact, scales.unsqueeze(-1), out=taken)
 
 
 def hadamard(values: torch.Tensor) -> torch.Tensor:
@@ -133,12 +148,18 @@ def read_rows(
     return read_latent(latent, dtype), rope.view(torch.bfloat16).to(dtype)
 
 
-def read_latent(plane: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Latents without their rope, uint8 ``[…, 528 or 1024]`` → ``[…, 512]``."""
+def read_latent(
+    plane: torch.Tensor, dtype: torch.dtype = torch.bfloat16, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Latents without their rope, uint8 ``[…, 528 or 1024]`` → ``[…, 512]``.
+
+    :param out: where to; its dtype counts then.
+    """
     if plane.shape[-1] == LATENT * 2:
-        return plane.view(torch.bfloat16).to(dtype)
+        values = plane.view(torch.bfloat16)
+        return values.to(dtype) if out is None else out.copy_(values)
     scales = plane[..., LATENT:].view(torch.float32)
-    return dequantise_latent(plane[..., :LATENT].view(_FP8), scales, dtype)
+    return dequantise_latent(plane[..., :LATENT].view(_FP8), scales, dtype, out=out)
 
 
 def write_pages(pages: torch.Tensor, start: int, keys: torch.Tensor) -> None:
@@ -161,14 +182,18 @@ def read_pages(
     dtype: torch.dtype = torch.bfloat16,
     *,
     rotate: bool = True,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The first ``tokens`` indexer keys of pages uint8 ``[…, pages, 8448]`` → ``[…, tokens, 128]``.
 
     :param rotate: by the Hadamard transform, as the decode engine's queries are.
+    :param out: where to; its dtype counts then.
     """
     values, scales = _page_views(pages)
-    keys = values.view(_FP8).flatten(-3, -2)[..., :tokens, :]
-    return dequantise_keys(keys, scales.flatten(-2)[..., :tokens], dtype, rotate=rotate)
+    # Widened first: pages are apart, so that putting them together is a copy in any case.
+    keys = values.view(_FP8).float().flatten(-3, -2)[..., :tokens, :]
+    factors = scales.flatten(-2)[..., :tokens]
+    return dequantise_keys(keys, factors, dtype, rotate=rotate, out=out)
 
 
 def pages_of(tokens: int) -> int:
@@ -190,6 +215,12 @@ def _page_views(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Values uint8 ``[…, pages, 64, 128]`` and scales fp32 ``[…, pages, 64]``: views."""
     values = _split(pages[..., :PAGE_VALUE_BYTES], INDEXER)
     return values, pages[..., PAGE_VALUE_BYTES:].view(torch.float32)
+
+
+def _target(
+    out: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device) if out is None else out
 
 
 def _split(values: torch.Tensor, width: int) -> torch.Tensor:

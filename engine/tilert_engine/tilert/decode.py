@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from tilert_engine.layouts.mla_nsa_model import MlaNsaModel
-    from tilert_stream.events import Harvest, Limits, Sampling
+    from tilert_stream.events import Capability, Harvest, Limits, Sampling
 
     from .device import Generator
     from .sampling import DeviceSampling
@@ -100,9 +100,9 @@ class TileRTDecode:
         return longest if asked is None else min(asked, longest)
 
     @property
-    def lacks(self) -> frozenset[str]:
-        """The request fields that TileRT cannot follow."""
-        return frozenset({"min_p"})
+    def capabilities(self) -> frozenset[Capability]:
+        """Of what a request can ask for; not every TileRT takes a seed."""
+        return frozenset({"seed"}) if isinstance(self._layer, _Seeded) else frozenset()
 
     def told(self, kv: object, last_token: int, /) -> TileRTKV:
         """``kv`` with the prompt's last token, for MTP's opening step.

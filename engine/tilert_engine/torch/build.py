@@ -11,6 +11,7 @@ import torch
 from tilert_stream.errors import ConfigError
 
 from .decode import TorchDecode
+from .grammar import grammars_of
 from .load import load
 from .prefill import TorchPrefill, check_window
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .checkpoint import Checkpoint
+    from .grammar import Grammars
 
 __all__ = ("Built", "build")
 
@@ -41,9 +43,15 @@ class Built:
     ar_steps: int
 
     @cached_property
+    def grammars(self) -> Grammars | None:
+        """What holds answers to a grammar, for both engines; None: nothing here can."""
+        checkpoint = self.checkpoint
+        return grammars_of(checkpoint.tokenizer, checkpoint.config.vocab_size, checkpoint.eos_ids)
+
+    @cached_property
     def prefill(self) -> TorchPrefill:
         """Computes prompts."""
-        return TorchPrefill(self.checkpoint, max_seq_len=self.max_seq_len)
+        return TorchPrefill(self.checkpoint, max_seq_len=self.max_seq_len, grammars=self.grammars)
 
     @cached_property
     def decode(self) -> TorchDecode:
@@ -56,6 +64,7 @@ class Built:
             slots=self.slots,
             max_seq_len=self.max_seq_len,
             ar_steps=self.ar_steps,
+            grammars=self.grammars,
         )
 
 

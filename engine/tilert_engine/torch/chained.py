@@ -27,4 +27,4 @@ class LlamaStep:
         llama, state = self._llama, self._state
         hidden = llama.hidden(state.tokens, window(state.places, stop), self._buffer)
         logits = llama.logits(hidden).unsqueeze(0)
-        state.advance(*state.sampler.draw(way, logits, state.numbers))
+        state.advance(way, logits, *state.sampler.draw(way, logits, state.numbers))

@@ -11,6 +11,7 @@ a chain ends at its stop token.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +19,7 @@ import torch
 
 from tilert_engine.accounting import Ledger
 from tilert_engine.chains import DEFAULT_AR_STEPS, ChainPlanner
+from tilert_engine.layouts.host_memory import page_locked
 from tilert_stream.errors import ConfigError, EngineFault
 
 from .chained import LlamaStep
@@ -25,13 +27,17 @@ from .kv_cache import KVCache
 from .lanes import ChainOptions, make_lanes
 from .llama import KVBuffer, Llama
 from .prefill import check_window
-from .sampler import Sampler
+from .sampler import make_sampler, sampler_capabilities
 
 if TYPE_CHECKING:
-    from tilert_stream.events import Harvest, Limits, Sampling
+    from contextlib import AbstractContextManager
+
+    from tilert_stream.events import Capability, Harvest, Limits, Sampling, TokenLogprob
 
     from .checkpoint import Checkpoint
+    from .grammar import Grammars
     from .lane import Lane
+    from .sampler import Sampler
 
 __all__ = ("DecodeSequence", "TorchDecode")
 
@@ -61,6 +67,7 @@ class TorchDecode:
     :param max_seq_len: tokens of prompt and answer together.
     :param ar_steps: the longest chain, in steps of one token.
     :param chains: how its steps are taken; None: as is fastest on the device.
+    :param grammars: what holds answers to a grammar; such an answer's steps are taken by the host.
     :raises ~tilert_stream.errors.ConfigError: a parameter that is out of range.
     """
 
@@ -72,6 +79,7 @@ class TorchDecode:
         max_seq_len: int,
         ar_steps: int = DEFAULT_AR_STEPS,
         chains: ChainOptions | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         check_window(checkpoint, max_seq_len)
         if slots < 1:
@@ -83,6 +91,7 @@ class TorchDecode:
         self._llama = Llama(checkpoint, max_seq_len)
         self._cache = self._llama.buffer(slots, positions=max_seq_len)
         self._open: dict[int, DecodeSequence] = {}
+        self.grammars = grammars
         # Row 0: ids (exact in float64), row 1: highest logits. One tensor, so that a chain is read
         # back in one copy.
         self._chain = torch.empty(2, ar_steps, dtype=torch.float64, device=self._llama.device)
@@ -97,8 +106,25 @@ class TorchDecode:
             positions=max_seq_len,
         )
 
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """All that a sampler can do, and grammars where they are installed."""
+        return sampler_capabilities(self.grammars)
+
+    def check_grammar(self, grammar: str, /) -> None:
+        """Compile ``grammar``, from any thread.
+
+        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
+        """
+        if self.grammars is not None:
+            self.grammars.check(grammar)
+
     def _region(self, slot: int) -> KVBuffer:
         return KVBuffer(self._cache.keys[slot], self._cache.values[slot])
+
+    def landing(self, memory: memoryview, /) -> AbstractContextManager[None]:
+        """Have the device read ``memory``, in which KV caches will land, at its bus's full rate."""
+        return page_locked(memory, self._llama.device)
 
     @torch.inference_mode()
     def open(
@@ -119,17 +145,18 @@ class TorchDecode:
         sequence = DecodeSequence(
             slot=slot,
             ledger=Ledger(limits),
-            sampler=Sampler(sampling),
+            sampler=make_sampler(sampling, self.grammars),
             buffer=region,
             length=cache.seq_len,
             last=torch.tensor([first_token]),
         )
-        if self._lanes:
-            sequence.lane = self._lanes[slot]
-            self._begin(sequence.lane, sequence, cache, sampling)
-        else:
+        if not self._lanes:
             sequence.last = sequence.last.to(self._llama.device)
             _fill(region, cache.keys, cache.values)
+        else:
+            self._begin(self._lanes[slot], sequence, cache, sampling)
+        if sequence.sampler.remembers and sequence.lane is None:
+            sequence.sampler.begin(first_token)
         self._open[slot] = sequence
         return sequence
 
@@ -139,8 +166,15 @@ class TorchDecode:
         # From the host to the device on the thread's own stream: chains that run go on meanwhile.
         keys, values = (each.to(self._llama.device) for each in (cache.keys, cache.values))
         with lane.importing(keys, values):
+            by_lane = sampling.grammar is None
+            if by_lane:
+                lane.expect(sequence.length, sequence.ledger, sampling)
             _fill(sequence.buffer, keys, values)
-            lane.begin(sequence.length, int(sequence.last), sequence.ledger, sampling)
+            if by_lane:
+                sequence.lane = lane
+                lane.begin(int(sequence.last), sequence.ledger, sampling)
+            else:
+                sequence.last = sequence.last.to(self._llama.device)
 
     @torch.inference_mode()
     def advance(self, sequence: DecodeSequence, /) -> Harvest:
@@ -155,8 +189,9 @@ class TorchDecode:
             raise RuntimeError("this sequence has finished; close it")
         if sequence.lane is not None:
             return sequence.lane.harvest(sequence.ledger)
-        ids, peaks = self._run_chain(sequence)
-        harvest = sequence.ledger.take(ids, [1] * len(ids))
+        with self._lanes[sequence.slot].entered() if self._lanes else nullcontext():
+            ids, peaks, logprobs = self._run_chain(sequence)
+        harvest = sequence.ledger.take(ids, [1] * len(ids), logprobs)
         consumed = peaks[: len(harvest.batch.ids)]
         if not all(math.isfinite(peak) for peak in consumed):
             raise EngineFault(
@@ -174,8 +209,11 @@ class TorchDecode:
             raise RuntimeError("this sequence is closed")
         del self._open[sequence.slot]
 
-    def _run_chain(self, sequence: DecodeSequence) -> tuple[list[int], list[float]]:
-        ledger = sequence.ledger
+    def _run_chain(
+        self, sequence: DecodeSequence
+    ) -> tuple[list[int], list[float], list[TokenLogprob] | None]:
+        ledger, sampler = sequence.ledger, sequence.sampler
+        told: list[TokenLogprob] | None = None if sampler.logprobs is None else []
         limits = ledger.limits
         steps = self._planner.length(ledger.remaining)
         ends = limits.eos_ids | limits.stop_ids
@@ -184,16 +222,20 @@ class TorchDecode:
             index = ledger.emitted + made - 1
             hidden = self._llama.hidden(sequence.last, sequence.length, sequence.buffer)
             sequence.length += 1
-            drawn, peak = sequence.sampler.draw(
-                self._llama.logits(hidden), index, masked=limits.stop_mask(index)
-            )
+            logits = self._llama.logits(hidden)
+            raw = logits if told is None else logits.clone()
+            drawn, peak = sampler.draw(logits, index, masked=limits.stop_mask(index))
+            if told is not None:
+                told += sampler.score(raw, drawn)
+            if sampler.remembers:
+                sampler.note(drawn)
             sequence.last = drawn.view(1)
             self._chain[0, made - 1] = drawn
             self._chain[1, made - 1] = peak
             if ends and int(drawn) in ends:
                 break
         rows = cast("list[list[float]]", self._chain[:, :made].tolist())  # pyright: ignore[reportUnknownMemberType] -- untyped in torch
-        return [int(token) for token in rows[0]], rows[1]
+        return [int(token) for token in rows[0]], rows[1], told
 
     def _checked(self, kv: object, first_token: int, limits: Limits) -> KVCache:
         if not isinstance(kv, KVCache):

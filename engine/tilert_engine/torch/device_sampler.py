@@ -1,18 +1,19 @@
 """Drawing inside a chain: logits and the tokens' numbers in, ids out, all of it on the device.
 
 What is drawn is what ``Sampler`` draws, from the same numbers. Its parameters are tensors, so that
-a recorded step serves every request: what a request asks for decides only which of three recordings
-is taken (``Way``), because sorting a vocabulary for a greedy request would be a waste.
+a recorded step serves every request: what a request asks for decides only which recording is taken
+(``Way``), because sorting a vocabulary for a greedy request would be a waste.
 """
 
 from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from .adjustments import Adjustments
 from .sampler import is_greedy
 
 if TYPE_CHECKING:
@@ -20,17 +21,31 @@ if TYPE_CHECKING:
 
     from .sampler import Sampler
 
-__all__ = ("DeviceSampler", "Way")
+__all__ = ("PLAIN_WAYS", "DeviceSampler", "Pick", "Way")
 
 
-class Way(Enum):
-    """What a draw has to compute."""
+class Pick(Enum):
+    """What a draw has to compute of the logits."""
 
     GREEDY = "greedy"
     PLAIN = "plain"
     """Of all tokens, or of those that ``min_p`` leaves."""
     RANKED = "ranked"
     """``top_k`` or ``top_p``: the vocabulary is sorted."""
+
+
+class Way(NamedTuple):
+    """What a step has to compute beside the model: each way has recordings of its own."""
+
+    pick: Pick
+    adjusts: bool = False
+    """Penalties or a bias come first, and what is drawn is counted."""
+    scores: bool = False
+    """Log-probabilities are kept."""
+
+
+PLAIN_WAYS: Final = tuple(map(Way, Pick))
+"""Those of most requests."""
 
 
 class DeviceSampler:
@@ -50,6 +65,7 @@ class DeviceSampler:
         self.min_tokens = torch.zeros((), dtype=torch.int64, device=device)
         self.ends = torch.zeros(vocab, dtype=torch.bool, device=device)
         """Which tokens end the answer."""
+        self.adjustments = Adjustments(vocab, device)
         # Copies from pinned memory are enqueued like everything else; any other would wait for the
         # chain that runs. What is written there again before a copy was made belongs to a later
         # request than the copy, and to its own copy as well.
@@ -64,13 +80,17 @@ class DeviceSampler:
 
     def way(self, sampling: Sampling) -> Way:
         """The least that ``sampling`` needs."""
+        pick = Pick.PLAIN
         if is_greedy(sampling):
-            return Way.GREEDY
-        ranked = sampling.top_p < 1 or 0 < sampling.top_k < self._vocab
-        return Way.RANKED if ranked else Way.PLAIN
+            pick = Pick.GREEDY
+        elif sampling.top_p < 1 or 0 < sampling.top_k < self._vocab:
+            pick = Pick.RANKED
+        return Way(pick, sampling.adjusts, sampling.logprobs is not None)
 
-    def take(self, sampling: Sampling, limits: Limits) -> None:
-        """Draw for another request from now on."""
+    def take(self, sampling: Sampling, limits: Limits, first_token: int) -> None:
+        """Draw for another request from now on, whose answer begins with ``first_token``."""
+        if sampling.adjusts:
+            self.adjustments.begin(sampling, first_token)
         vocab = self._vocab
         self._temperature.fill_(1.0 if is_greedy(sampling) else sampling.temperature)
         self._min_p.fill_(sampling.min_p)
@@ -90,26 +110,34 @@ class DeviceSampler:
         self._points[start:stop].copy_(self._host_points[start:stop], non_blocking=True)
 
     def draw(
-        self, way: Way, logits: torch.Tensor, index: torch.Tensor, *, may_end: bool = True
+        self,
+        way: Way,
+        logits: torch.Tensor,
+        index: torch.Tensor,
+        *,
+        drafts: torch.Tensor | None = None,
+        guess: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw tokens; nothing is read back.
 
         :param logits: float32 ``[n, vocab]``.
         :param index: which tokens of the answer they are, int64 ``[n]``.
-        :param may_end: False where ids that end the answer are not masked before ``min_tokens``,
-            either: a draft is verified anyway.
+        :param drafts: the answer's tokens between the places, if they are right: int64 ``[n - 1]``.
+        :param guess: nothing is masked or adjusted: a draft, which is verified anyway.
         :returns: ids int64 ``[n]`` and highest logits ``[n]``, with ``Sampler.draw``'s meaning.
         """
-        if may_end:
+        if not guess:
             early = (index < self.min_tokens).unsqueeze(1)
             logits = logits.masked_fill(early & self.ends, -torch.inf)
+            if way.adjusts:
+                logits = self.adjustments.apply(logits, drafts)
         peaks, best = logits.max(-1)
-        if way is Way.GREEDY:
+        if way.pick is Pick.GREEDY:
             return best, peaks
         scaled = (logits - peaks.unsqueeze(1)) / self._temperature
         scaled = scaled.masked_fill(scaled.exp() < self._min_p, -torch.inf)
         points = self._points.index_select(0, index.clamp(max=self.size - 1))
-        if way is Way.PLAIN:
+        if way.pick is Pick.PLAIN:
             return _placed(scaled.double().exp(), points).squeeze(1), peaks
         scaled, order = scaled.sort(dim=-1, descending=True, stable=True)
         scaled = scaled.masked_fill(self._ranks >= self._top_k, -torch.inf)

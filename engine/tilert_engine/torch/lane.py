@@ -17,22 +17,25 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
+import torch
+
 from tilert_stream.errors import EngineFault
 
-from .device_sampler import Way
+from .device_sampler import PLAIN_WAYS
 from .sampler import Sampler
+from .scores import read_scores
 from .slot_state import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
-
-    import torch
+    from contextlib import AbstractContextManager
 
     from tilert_engine.accounting import Ledger
     from tilert_engine.chains import ChainPlanner
     from tilert_stream.events import Harvest, Sampling
 
     from .device_queue import DeviceQueue, Mark
+    from .device_sampler import Way
     from .slot_state import SlotState
 
 __all__ = ("LEAST_WINDOW", "Lane", "StepCall", "windows")
@@ -54,9 +57,16 @@ class StepCall(Protocol):
         ...
 
 
+class _Host(NamedTuple):
+    """Where a chain's copies go."""
+
+    record: torch.Tensor
+    scores: torch.Tensor
+
+
 class _Chain(NamedTuple):
     steps: int
-    host: torch.Tensor
+    host: _Host
     mark: Mark
 
 
@@ -96,13 +106,19 @@ class Lane:
         self._reach = reach
         self._ahead = ahead
         self._steps: dict[tuple[int, Way], Callable[[], object]] = {}
-        self._hosts = deque(queue.host(state.record) for _ in range(_IN_FLIGHT))
+        self._hosts = deque(
+            _Host(queue.host(state.record), queue.host(state.scores)) for _ in range(_IN_FLIGHT)
+        )
         self._flying: deque[_Chain] = deque()
 
     def prepare(self) -> None:
-        """Record the steps for whatever may come; on the queue."""
-        for way in Way:
+        """Record the steps that most requests take; on the queue."""
+        for way in PLAIN_WAYS:
             self._record(way, self._windows)
+
+    def entered(self) -> AbstractContextManager[object]:
+        """Within it, the host takes the slot's steps, behind all that was enqueued."""
+        return self._queue.entered()
 
     @contextmanager
     def importing(self, *sources: torch.Tensor) -> Generator[None]:
@@ -112,8 +128,11 @@ class Lane:
             yield
         self._queue.hold(*sources)
 
-    def begin(self, length: int, first_token: int, ledger: Ledger, sampling: Sampling) -> None:
-        """Start a sequence whose prompt of ``length`` tokens is in the cache; on the queue."""
+    def expect(self, length: int, ledger: Ledger, sampling: Sampling) -> None:
+        """Be ready for a sequence with a prompt of ``length`` tokens; on the queue.
+
+        Before its cache is filled: what has to be recorded for it takes steps, which write there.
+        """
         # Chains of a sequence that was given up run to their end, and nobody reads them.
         while self._flying:
             self._hosts.append(self._flying.popleft().host)
@@ -124,7 +143,10 @@ class Lane:
         longest = length + ledger.limits.max_tokens + self._state.step_tokens + self._reach
         first, last = self._window(length), self._window(longest)
         self._record(self._way, [window for window in self._windows if first <= window <= last])
-        self._state.begin(length, first_token, ledger.limits, sampling)
+
+    def begin(self, first_token: int, ledger: Ledger, sampling: Sampling) -> None:
+        """Start the expected sequence, whose prompt is in the cache; on the queue."""
+        self._state.begin(self._length, first_token, ledger.limits, sampling)
 
     def _record(self, way: Way, windows: Iterable[int]) -> None:
         for window in windows:
@@ -143,7 +165,11 @@ class Lane:
                 self._enqueue(self._planner.length(ledger.remaining), ledger)
             if self._ahead and (steps := self._behind(ledger)):
                 self._enqueue(steps, ledger)
-        return self._book(self._read(), ledger)
+        chain = self._flying.popleft()
+        chain.mark.synchronize()
+        self._hosts.append(chain.host)
+        rows = cast("list[list[float]]", chain.host.record[: chain.steps].tolist())  # pyright: ignore[reportUnknownMemberType] -- untyped in torch
+        return self._book([Step(row) for row in rows], chain.host.scores, ledger)
 
     @property
     def _running(self) -> int:
@@ -169,23 +195,24 @@ class Lane:
         for _ in range(steps):
             step()
         host = self._hosts.popleft()
-        host[:steps].copy_(state.record[:steps], non_blocking=True)
+        host.record[:steps].copy_(state.record[:steps], non_blocking=True)
+        if self._way.scores:
+            host.scores[:steps].copy_(state.scores[:steps], non_blocking=True)
         self._flying.append(_Chain(steps, host, self._queue.mark()))
 
-    def _read(self) -> list[Step]:
-        chain = self._flying.popleft()
-        chain.mark.synchronize()
-        rows = cast("list[list[float]]", chain.host[: chain.steps].tolist())  # pyright: ignore[reportUnknownMemberType] -- untyped in torch
-        self._hosts.append(chain.host)
-        return [Step(row) for row in rows]
-
-    def _book(self, steps: list[Step], ledger: Ledger) -> Harvest:
+    def _book(self, steps: list[Step], scores: torch.Tensor, ledger: Ledger) -> Harvest:
         counted = [step for step in steps if step.ids]
         ids = [token for step in counted for token in step.ids]
         peaks = [peak for step in counted for peak in step.peaks]
         if any(step.over for step in steps):
             ledger.overran(len(steps) - len(counted) + self._running)
-        harvest = ledger.take(ids, [len(step.ids) for step in counted])
+        logprobs = None
+        if self._sampler.logprobs is not None:
+            # Steps that count come first.
+            kept = [row[: len(step.ids)] for row, step in zip(scores, counted, strict=False)]
+            rows = torch.cat(kept) if kept else scores[0, :0]
+            logprobs = read_scores(rows, ids, self._sampler.logprobs)
+        harvest = ledger.take(ids, [len(step.ids) for step in counted], logprobs)
         consumed = peaks[: len(harvest.batch.ids)]
         if not all(math.isfinite(peak) for peak in consumed):
             raise EngineFault(

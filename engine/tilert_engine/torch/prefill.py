@@ -13,15 +13,17 @@ from tilert_stream.events import PromptUsage, TokenBatch
 
 from .kv_cache import KVCache
 from .llama import Llama
-from .sampler import Sampler
+from .sampler import make_sampler, sampler_capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tilert_stream.events import Limits, Sampling
+    from tilert_stream.events import Capability, Limits, Sampling
 
     from .checkpoint import Checkpoint
+    from .grammar import Grammars
     from .llama import KVBuffer
+    from .sampler import Sampler
 
 __all__ = ("PrefillOutput", "PrefillRun", "TorchPrefill", "check_window")
 
@@ -53,17 +55,39 @@ class TorchPrefill:
 
     :param max_seq_len: tokens of prompt and answer together.
     :param chunk: prompt tokens computed by one ``advance``; a run can be given up between two.
+    :param grammars: what holds answers to a grammar.
     :raises ~tilert_stream.errors.ConfigError: ``max_seq_len`` beyond what the model knows.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, max_seq_len: int, chunk: int = 256) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        max_seq_len: int,
+        chunk: int = 256,
+        grammars: Grammars | None = None,
+    ) -> None:
         check_window(checkpoint, max_seq_len)
         if chunk < 1:
             raise ConfigError(f"the prefill chunk is {chunk} tokens; it must be at least 1")
         self.max_seq_len = max_seq_len
         self._chunk = chunk
+        self.grammars = grammars
         self._name = checkpoint.name
         self._llama = Llama(checkpoint, max_seq_len)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """All that a sampler can do, and grammars where they are installed."""
+        return sampler_capabilities(self.grammars)
+
+    def check_grammar(self, grammar: str, /) -> None:
+        """Compile ``grammar``, from any thread.
+
+        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
+        """
+        if self.grammars is not None:
+            self.grammars.check(grammar)
 
     def open(self, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling, /) -> PrefillRun:
         """Begin a run.
@@ -83,7 +107,7 @@ class TorchPrefill:
         strange = next((token for token in prompt if not 0 <= token < vocab), None)
         if strange is not None:
             raise EngineFault(f"the prompt has token id {strange}; ids are 0 to {vocab - 1}")
-        return PrefillRun(prompt, limits, Sampler(sampling))
+        return PrefillRun(prompt, limits, make_sampler(sampling, self.grammars))
 
     @torch.inference_mode()
     def advance(self, run: PrefillRun, /) -> PrefillOutput | None:
@@ -114,8 +138,10 @@ class TorchPrefill:
         run.buffer = None
 
     def _first(self, run: PrefillRun, hidden: torch.Tensor) -> TokenBatch:
-        masked = run.limits.stop_mask(0)
-        drawn, peak = run.sampler.draw(self._llama.logits(hidden), 0, masked=masked)
+        sampler = run.sampler
+        logits = self._llama.logits(hidden)
+        raw = logits if sampler.logprobs is None else logits.clone()
+        drawn, peak = sampler.draw(logits, 0, masked=run.limits.stop_mask(0))
         height = float(peak)
         if not math.isfinite(height):
             raise EngineFault(
@@ -125,7 +151,9 @@ class TorchPrefill:
         token = int(drawn)
         _, finished = run.limits.cut((token,), 0)
         return TokenBatch(
-            (token,), ends_with_stop=finished is not None and finished.reason == "stop"
+            (token,),
+            None if sampler.logprobs is None else sampler.score(raw, drawn),
+            ends_with_stop=finished is not None and finished.reason == "stop",
         )
 
 

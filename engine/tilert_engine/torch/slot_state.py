@@ -13,9 +13,12 @@ import torch
 
 from .device_queue import WARMING
 from .device_sampler import DeviceSampler
+from .scores import row_width, score
 
 if TYPE_CHECKING:
     from tilert_stream.events import Limits, Sampling
+
+    from .device_sampler import Way
 
 __all__ = ("SlotState", "Step")
 
@@ -64,6 +67,8 @@ class SlotState:
         rows = max(ar_steps, WARMING)
         self.record = numbers(rows, 2 * step_tokens + 2, dtype=torch.float64)
         """A row a step of a chain; float64 holds ids and logits exactly: one copy reads all."""
+        self.scores = numbers(rows, step_tokens, row_width(vocab), dtype=torch.float64)
+        """Beside it, ``score`` of the drawn tokens, where that is asked for."""
         self.places = numbers(step_tokens)
         """Positions of ``tokens``."""
         self.numbers = numbers(step_tokens)
@@ -82,7 +87,7 @@ class SlotState:
         """Be at the end of a prompt of ``length`` tokens that ``first_token`` follows."""
         self._move(length, first_token)
         self._max_tokens.fill_(limits.max_tokens)
-        self.sampler.take(sampling, limits)
+        self.sampler.take(sampling, limits, first_token)
 
     def _move(self, length: int, token: int) -> None:
         # Whatever the drafts are, they are verified: the newest token again is as good a guess as
@@ -97,10 +102,16 @@ class SlotState:
         self._row.zero_()
 
     def advance(
-        self, drawn: torch.Tensor, peaks: torch.Tensor, kept: torch.Tensor | None = None
+        self,
+        way: Way,
+        logits: torch.Tensor,
+        drawn: torch.Tensor,
+        peaks: torch.Tensor,
+        kept: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Book a step.
 
+        :param logits: the model's, float32 ``[step_tokens, vocab]``.
         :param drawn: what was drawn after each of ``tokens``, int64 ``[step_tokens]``.
         :param peaks: the highest logit of each.
         :param kept: how many of them count, int64 ``[1]``; None: all.
@@ -117,6 +128,10 @@ class SlotState:
         row = torch.cat((drawn, moved, self._over)).double()
         row = torch.cat((row[:_COUNT], peaks.double(), row[_COUNT:]))
         self.record.index_copy_(0, self._row, row.unsqueeze(0))
+        if way.scores:
+            self.scores.index_copy_(0, self._row, score(logits, drawn).unsqueeze(0))
+        if way.adjusts:
+            self.sampler.adjustments.count(drawn, taken)
         self._row += 1
         newest = drawn.index_select(0, (moved - 1).clamp(min=0))
         self.tokens[:1] = torch.where(moved > 0, newest, self.tokens[:1])

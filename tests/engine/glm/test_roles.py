@@ -9,8 +9,9 @@ import orjson
 
 from tests.engine.glm.asking import Answer
 from tests.engine.glm.make_greedy import QUESTIONS
+from tests.free_ports import free_ports
 from tests.pd.cluster import read
-from tests.pd.processes import NodeProcess, free_port
+from tests.pd.processes import NodeProcess
 from tilert_engine.models import describe_tiny_glm5
 from tilert_stream.http.client import HTTPClient, Origin
 
@@ -19,7 +20,7 @@ ENGINE = (*MODEL, "--threads", "1", "--max-seq-len", "256")
 
 
 def test_prefill_decode_and_router(answers: list[Answer]) -> None:
-    prefill_port, ctrl, http, port = (free_port() for _ in range(4))
+    prefill_port, ctrl, http, port = free_ports(4)
     nodes = (
         NodeProcess("prefill", *ENGINE, "--port", str(prefill_port)),
         NodeProcess("decode", *ENGINE, "--ctrl-port", str(ctrl), "--http-port", str(http)),

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import anyio
 import pytest
+import torch
 
 from tests.engine.glm.asking import Answer, decode, prefill
 from tests.engine.glm.make_greedy import QUESTIONS
 from tests.pd.cluster import Cluster
+from tilert_engine.layouts.mla_nsa import MlaNsaLayout
 from tilert_engine.models import describe_tiny_glm5
 from tilert_stream.config import RouterConfig, ServeConfig
 from tilert_stream.errors import ConfigError
@@ -22,6 +24,7 @@ from tilert_transports.nixl_binding import installed
 from tilert_transports.registry import load
 
 CONFIG = ServeConfig(model="tiny-glm5", max_seq_len=256, threads=1)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 needs_nixl = pytest.mark.skipif(not installed(), reason="no NIXL wheel")
 for each in ("shm", "tcp", *(["nixl"] if installed() else [])):
     load(each)  # before any event loop runs: importing reads files
@@ -95,6 +98,35 @@ async def test_the_stored_answers_divided_between_nodes(
     async with cluster.running():
         for question, (expected, text) in zip(QUESTIONS, told, strict=True):
             assert min(expected.margins) > 1e-3, "a near-tie might go either way"
+            answer = await cluster.ask(
+                messages=[{"role": "user", "content": question}],
+                max_tokens=len(expected.ids),
+                ignore_eos=True,
+                temperature=0,
+            )
+            assert (answer.status, answer.finish_reason) == (200, "length"), answer.message
+            assert answer.text == text
+        await cluster.idle()
+
+
+def on_a_device(with_mtp: bool) -> Model:
+    model = load_model(replace(CONFIG, device="cuda", with_mtp=with_mtp), slots=1, ar_steps=8)
+    assert model.decode.slots == 1  # made here: it records its steps, which takes seconds
+    return model
+
+
+@needs_cuda
+@pytest.mark.usefixtures("router_front")
+@pytest.mark.parametrize("with_mtp", [True, False], ids=["mtp", "plain"])
+async def test_a_device_decodes_what_a_cpu_has_prefilled(
+    models: tuple[Model, Model], told: list[tuple[Answer, str]], with_mtp: bool
+) -> None:
+    decoding = await anyio.to_thread.run_sync(on_a_device, with_mtp)
+    assert isinstance(decoding.layout, MlaNsaLayout)
+    assert decoding.layout.device.startswith("cuda")
+    cluster = Cluster(prefill_model=models[0], decode_models=[decoding], transport="shm")
+    async with cluster.running():
+        for question, (expected, text) in zip(QUESTIONS, told, strict=True):
             answer = await cluster.ask(
                 messages=[{"role": "user", "content": question}],
                 max_tokens=len(expected.ids),

@@ -9,7 +9,7 @@ from typing import Literal, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.layouts import mla_nsa_reference as reference
@@ -46,6 +46,7 @@ def assert_imported(got: ImportedKV, sent: reference.Drawn) -> None:
         assert (np.abs(ki.double().numpy() - exact) <= np.abs(exact) * rounding + slack).all()
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(CACHES),
     st.sampled_from(["bfloat16", "float32"]),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,14 @@ from hypothesis import strategies as st
 
 from tests.engine.layouts import mla_nsa_reference as reference
 from tests.engine.layouts.carry import copy_rows
+from tilert_engine.layouts.host_memory import page_locked
 from tilert_engine.layouts.mla_nsa import MlaNsaLayout
 from tilert_engine.layouts.mla_nsa_cache import CachedKV
 from tilert_engine.layouts.mla_nsa_model import CacheDtype, MlaNsaModel
 from tilert_engine.layouts.mla_nsa_paged import PagedCaches, extract, layer_of, recognise
 from tilert_stream.errors import ConfigError
+from tilert_transports.host_memory import prefault
+from tilert_transports.shm_memory import SharedMemory
 
 TINY = MlaNsaModel("tiny-glm5", 2, 1)
 DEVICES = [
@@ -144,6 +148,33 @@ def test_cuda_imports_what_the_cpu_does(dtype: CacheDtype) -> None:
     for one, other in zip(here.layers(), there.layers(), strict=True):
         assert {tensor.device.type for tensor in other} == {"cuda"}
         torch.testing.assert_close([t.cpu() for t in other], list(one), rtol=2**-7, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("dtype", ["fp8_ds_mla", "bf16"])
+@pytest.mark.parametrize(("main_layers", "tokens"), [(1, 1), (2, 130), (39, 700)])
+def test_a_locked_region_may_be_written_over_once_it_is_imported(
+    dtype: CacheDtype, main_layers: int, tokens: int
+) -> None:
+    model = MlaNsaModel("tiny-glm5", main_layers, 1)
+    sent = reference.drawn(7, 3, tokens, dtype)
+    layers = [layer % 3 for layer in range(model.layers)]
+    planes = CachedKV(
+        model.name, torch.tensor(sent.rows)[layers], torch.tensor(sent.pages)[layers]
+    ).planes
+    here = MlaNsaLayout(model=model, dtype=dtype, max_seq_len=tokens + 77)
+    there = replace(here, device="cuda")
+    memory = SharedMemory(there.region_bytes)
+    prefault(memory)
+    with page_locked(memory.view, torch.device("cuda")):
+        landed = there.landed(memory.view, tokens)
+        for place, plane in zip(landed, planes, strict=True):
+            place.copy_(plane)
+        assert landed.kv.is_pinned()
+        taken = there.unpack(memory.view, tokens)
+        memory.view[:] = bytes([0x41]) * memory.nbytes
+        for one, other in zip(here.imported(planes).layers(), taken.layers(), strict=True):
+            torch.testing.assert_close([t.cpu() for t in other], list(one), rtol=2**-7, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def test_what_the_device_is_told(sampling: Sampling, told: DeviceSampling) -> No
 
 def test_pd_20_min_p_is_refused_not_ignored() -> None:
     engine, fake = engine_on(MODEL, FAMILIES[0])
+    assert engine.capabilities == {"seed"}
     with pytest.raises(EngineFault, match=r"min_p is 0\.1; TileRT has no min_p") as caught:
         begin(engine, fake, Limits(3), Sampling(min_p=0.1))
     assert caught.value.param == "min_p"
@@ -80,6 +81,7 @@ def test_a_seed_that_cannot_be_set_is_refused_and_the_device_reset() -> None:
     assert isinstance(fake.decode_layer, FakeStepLayer)
     setattr(fake, "decode_layer", UnseededLayer(fake.decode_layer))  # noqa: B010 - of another type
     engine = TileRTDecode(fake, model=fake.model, with_mtp=False, token_out=TOKEN_OUT)
+    assert engine.capabilities == frozenset()
     with pytest.raises(EngineFault, match="seed is 7; this version of TileRT takes none") as caught:
         begin(engine, fake, Limits(3), Sampling(seed=7))
     assert caught.value.param == "seed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 from tests.engine.torch.answer import GREEDY, answer, prefill
 from tests.engine.torch.tiny import Tiny, write_huggingface
 from tilert_engine.torch import Checkpoint, TorchDecode, TorchPrefill, load
-from tilert_engine.torch.device_sampler import DeviceSampler, Way
+from tilert_engine.torch.device_queue import WARMING, DeviceQueue
+from tilert_engine.torch.device_sampler import PLAIN_WAYS, DeviceSampler, Pick, Way
 from tilert_engine.torch.lane import windows
 from tilert_engine.torch.lanes import ChainOptions
 from tilert_engine.torch.sampler import Sampler
@@ -27,6 +29,25 @@ SAMPLINGS = [
     pytest.param(Sampling(seed=4, top_k=40), id="top_k"),
     pytest.param(Sampling(seed=4, top_p=0.9), id="top_p"),
     pytest.param(Sampling(seed=4, top_k=9, top_p=0.9, min_p=0.01), id="all"),
+]
+PENALISED = Sampling(
+    seed=4,
+    temperature=0.8,
+    presence_penalty=0.7,
+    frequency_penalty=0.4,
+    repetition_penalty=1.3,
+    prompt_tokens=frozenset(PROMPT),
+    logit_bias=((40, 3.0), (72, -100.0), (99_999, 5.0)),
+)
+ADJUSTED = [
+    pytest.param(replace(GREEDY, presence_penalty=1.5), id="presence"),
+    pytest.param(replace(GREEDY, frequency_penalty=0.9), id="frequency"),
+    pytest.param(
+        replace(GREEDY, repetition_penalty=1.7, prompt_tokens=frozenset(PROMPT)), id="repetition"
+    ),
+    pytest.param(replace(GREEDY, logit_bias=((40, 4.0), (41, -100.0))), id="bias"),
+    pytest.param(PENALISED, id="penalised"),
+    pytest.param(replace(PENALISED, top_p=0.8), id="penalised-top_p"),
 ]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 DEVICES = [
@@ -65,7 +86,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "serial"])
 @pytest.mark.parametrize("ar_steps", [1, 8, 64])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, *ADJUSTED])
 def test_a_chain_gives_what_single_steps_give(
     made: Made, sampling: Sampling, ar_steps: int, ahead: bool
 ) -> None:
@@ -146,7 +167,7 @@ def test_nan_is_told_and_leaves_the_slot_usable(made: Made, sampling: Sampling) 
 def test_the_device_draws_what_the_sampler_draws(sampling: Sampling, vocab: int) -> None:
     drawing, sampler = DeviceSampler(vocab, 64, torch.device("cpu")), Sampler(sampling)
     limits = Limits(64, min_tokens=20, eos_ids=frozenset({3}), stop_ids=frozenset({5, 99_999}))
-    drawing.take(sampling, limits)
+    drawing.take(sampling, limits, 0)
     drawing.number(sampler, 0, 64)
     logits = torch.randn(64, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     got, peaks = drawing.draw(drawing.way(sampling), logits, torch.arange(64))
@@ -155,12 +176,13 @@ def test_the_device_draws_what_the_sampler_draws(sampling: Sampling, vocab: int)
         assert (int(got[index]), float(peaks[index])) == (int(want), float(peak))
 
 
-@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("way", [*PLAIN_WAYS, Way(Pick.RANKED, adjusts=True)])
 def test_a_draw_in_a_chain_reads_nothing_back(way: Way) -> None:
     meta = torch.device("meta")
     drawing = DeviceSampler(64, 16, meta)
     index = torch.empty(4, dtype=torch.int64, device=meta)
-    drawn, peaks = drawing.draw(way, torch.empty(4, 64, device=meta), index)
+    drafts = torch.empty(3, dtype=torch.int64, device=meta)
+    drawn, peaks = drawing.draw(way, torch.empty(4, 64, device=meta), index, drafts=drafts)
     assert (drawn.device, drawn.shape, peaks.shape) == (meta, (4,), (4,))
 
 
@@ -169,3 +191,20 @@ def test_windows_double_up_to_all_positions() -> None:
     assert windows(512) == (512,)
     assert windows(3000) == (512, 1024, 2048, 3000)
     assert windows(40, least=16) == (16, 32, 40)
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, *ADJUSTED])
+def test_recording_a_step_for_a_request_leaves_its_prompt_alone(
+    made: Made, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To be recorded a step is taken, which writes to the slot's cache."""
+
+    def recorded(_queue: DeviceQueue, call: Callable[[], object]) -> Callable[[], object]:
+        for _ in range(WARMING):
+            call()
+        return call
+
+    limits = Limits(36)
+    expected = answer(made.prefill, made.reference, PROMPT, limits, sampling)
+    monkeypatch.setattr(DeviceQueue, "recorded", recorded)
+    assert answer(made.prefill, made.engine(8), PROMPT, limits, sampling) == expected

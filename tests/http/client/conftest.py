@@ -13,7 +13,7 @@ import pytest
 from tests.http.conftest import Client
 from tilert_stream.http.client import HTTPClient, Origin
 
-LIMIT = 20
+LIMIT = 60
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
 
 Script: TypeAlias = "Callable[[Client], Awaitable[object]]"

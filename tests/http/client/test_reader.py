@@ -48,7 +48,7 @@ class Pair:
 @pytest.fixture
 async def pair() -> AsyncGenerator[Pair]:
     pair = Pair()
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         yield pair
     pair.close()
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from trio.testing import MockClock
 
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.client import ControlClient, Progressing
@@ -25,7 +26,13 @@ from tilert_transports.control.settings import ControlSettings
 from .ledger import claim_of, make_regions
 from .nodes import DECODE, PREFILL
 
-QUICK = ControlSettings(linger=0.2)
+PATIENT = ControlSettings(handshake_timeout=60, silence=60, linger=60)
+
+jumping = pytest.mark.parametrize(
+    "anyio_backend",
+    # The threshold is real time: that much without any I/O, and the clock jumps.
+    [pytest.param(("trio", {"clock": MockClock(autojump_threshold=0.05)}), id="autojump")],
+)
 
 
 class Memory:
@@ -82,7 +89,7 @@ async def serving(
     hello: Hello = DECODE,
     key: ClusterKey | None = None,
     host: str = "127.0.0.1",
-    settings: ControlSettings = QUICK,
+    settings: ControlSettings = PATIENT,
     reservation_settings: ReservationSettings | None = None,
     pool: RegionPool | None = None,
 ) -> AsyncGenerator[Decode]:
@@ -108,7 +115,7 @@ async def connected(
     *,
     key: ClusterKey | None = None,
     host: str = "127.0.0.1",
-    settings: ControlSettings = QUICK,
+    settings: ControlSettings = PATIENT,
 ) -> AsyncGenerator[ControlClient]:
     client = ControlClient(host, decode.port, hello, key=key, settings=settings)
     async with anyio.create_task_group() as tasks:
@@ -118,7 +125,7 @@ async def connected(
 
 
 async def refused(decode: Decode, hello: Hello, key: ClusterKey | None = None) -> HandshakeRefused:
-    client = ControlClient("127.0.0.1", decode.port, hello, key=key, settings=QUICK)
+    client = ControlClient("127.0.0.1", decode.port, hello, key=key, settings=PATIENT)
     with pytest.raises(HandshakeRefused) as caught:
         await client.run()
     assert not client.is_open

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 
 import anyio
 import pytest
@@ -22,7 +21,7 @@ from tilert_transports.control.regions import LandingRegion
 from tilert_transports.control.reservations import ReservationSettings
 
 from .endpoints import (
-    QUICK,
+    PATIENT,
     serving,
 )
 from .ledger import make_regions
@@ -33,7 +32,7 @@ async def test_nobody_answers() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    client = ControlClient("127.0.0.1", port, PREFILL, settings=QUICK)
+    client = ControlClient("127.0.0.1", port, PREFILL, settings=PATIENT)
     with pytest.raises(PeerLost, match=f"not connected to 127.0.0.1 port {port} yet"):
         _ = client.peer
     with pytest.raises(PeerLost, match=f"no decode node answers at 127.0.0.1 port {port}"):
@@ -43,12 +42,8 @@ async def test_nobody_answers() -> None:
 
 async def test_what_answers_is_no_decode_node() -> None:
     (listener,) = await bind("127.0.0.1", 0)
-    client = ControlClient(
-        "127.0.0.1",
-        listener.getsockname()[1],
-        PREFILL,
-        settings=replace(QUICK, silence=5, heartbeat=1),
-    )
+    port = listener.getsockname()[1]
+    client = ControlClient("127.0.0.1", port, PREFILL, settings=PATIENT)
 
     async def answer() -> None:
         await anyio.wait_readable(listener)

@@ -17,10 +17,11 @@ from tilert_transports.control.frames import encode_frame
 from tilert_transports.control.messages import Grant, Ping, to_json
 
 from .endpoints import (
-    QUICK,
+    PATIENT,
     Memory,
     connected,
     hand_over,
+    jumping,
     read_to_end,
     refused,
     serving,
@@ -142,7 +143,7 @@ async def test_a_bad_peer_is_cut_alone_with_a_reason_in_the_log(
 
 
 async def test_a_stranger_that_says_nothing_is_cut() -> None:
-    settings = replace(QUICK, handshake_timeout=0.05)
+    settings = replace(PATIENT, handshake_timeout=0.05)
     async with (
         serving(settings=settings) as decode,
         await anyio.connect_tcp("127.0.0.1", decode.port) as stranger,
@@ -152,8 +153,9 @@ async def test_a_stranger_that_says_nothing_is_cut() -> None:
             await stranger.receive()
 
 
+@jumping
 async def test_a_peer_that_falls_silent_is_lost() -> None:
-    settings = replace(QUICK, heartbeat=0.1, silence=0.3)
+    settings = replace(PATIENT, silence=20)  # before its grant expires
     async with (
         serving(settings=settings) as decode,
         await anyio.connect_tcp("127.0.0.1", decode.port) as peer,
@@ -167,7 +169,7 @@ async def test_a_peer_that_falls_silent_is_lost() -> None:
 
 
 async def test_too_many_connections(caplog: pytest.LogCaptureFixture) -> None:
-    settings = replace(QUICK, max_connections=1)
+    settings = replace(PATIENT, max_connections=1)
     async with serving(settings=settings) as decode, connected(decode):
         async with await anyio.connect_tcp("127.0.0.1", decode.port) as late:
             assert await read_to_end(late) == b""

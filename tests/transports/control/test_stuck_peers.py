@@ -17,9 +17,8 @@ from tilert_transports.control.frames import FrameReader, JSONObject, encode_fra
 from tilert_transports.control.handshake import DecodeHandshake
 from tilert_transports.control.listener import bind
 from tilert_transports.control.messages import Claim, Grant, to_json
-from tilert_transports.control.settings import ControlSettings
 
-from .endpoints import QUICK, Memory, connected, next_one_is_served, serving
+from .endpoints import PATIENT, Memory, connected, jumping, next_one_is_served, serving
 from .ledger import claim_of
 from .nodes import DECODE, PREFILL
 
@@ -61,12 +60,10 @@ class MuteDecode:
 
 
 @asynccontextmanager
-async def beside(
-    decode: MuteDecode, settings: ControlSettings = QUICK
-) -> AsyncGenerator[ControlClient]:
+async def beside(decode: MuteDecode) -> AsyncGenerator[ControlClient]:
     (listener,) = await bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    client = ControlClient("127.0.0.1", port, PREFILL, settings=settings)
+    client = ControlClient("127.0.0.1", port, PREFILL, settings=PATIENT)
     with listener:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(decode.run, listener)
@@ -89,11 +86,11 @@ async def test_cancelling_where_no_write_is_under_way_drains_nothing(
         assert client.is_open
 
 
+@jumping
 @pytest.mark.parametrize(("grants", "hears"), [(False, "claim"), (True, "commit")])
 async def test_a_decode_node_that_falls_silent_is_lost(grants: bool, hears: str) -> None:
     memory, decode = Memory(), MuteDecode(grants=grants, hears=hears)
-    settings = replace(QUICK, heartbeat=0.1, silence=0.3)
-    async with beside(decode, settings) as client:
+    async with beside(decode) as client:
         with pytest.raises(PeerLost, match="has gone before request a1 was handed over"):
             await client.hand_off(CLAIM, memory.write, memory.drain)
         assert decode.reached.is_set()
@@ -104,7 +101,7 @@ async def test_a_decode_node_that_falls_silent_is_lost(grants: bool, hears: str)
 
 async def test_a_transport_that_never_drains_holds_nobody_up_and_keeps_the_region() -> None:
     memory = Memory()
-    settings = replace(QUICK, drain_timeout=0.05)
+    settings = replace(PATIENT, drain_timeout=0.05)
 
     async def drain() -> bool:
         memory.drained += 1

@@ -1,0 +1,87 @@
+"""A stream's wakes on their way to ``send``: with comments in its silences, or past ``send``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from anyio import move_on_after
+
+from ..lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ..stream import Stream
+
+    SendNow = Callable[[bytes], "Callable[[], Awaitable[None]] | None"]
+
+__all__ = ("HEARTBEAT", "SEND_NOW", "Heartbeats", "SentNow")
+
+HEARTBEAT: Final = b": still here\n\n"
+"""A comment (WHATWG HTML, 9.2.6). Nothing but comments is safe for clients, and not for all."""
+
+SEND_NOW: Final = "tilert_stream.send_now"
+"""Our own server's extension: a part of a body is written by a plain call."""
+
+
+class Heartbeats:
+    """What a stream yields, and a comment after each silence of so many seconds.
+
+    A request that still waits for a slot gets none: its refusal is to be a real HTTP status.
+    """
+
+    def __init__(self, stream: Stream[bytes], seconds: float) -> None:
+        self._stream = stream
+        self._seconds = seconds
+
+    def __aiter__(self) -> Heartbeats:
+        return self
+
+    async def __anext__(self) -> list[bytes]:
+        while True:
+            with move_on_after(self._seconds):
+                return await anext(self._stream)
+            if self._stream.scope.lifecycle.state is not State.QUEUED:
+                return [HEARTBEAT]
+
+
+class SentNow:
+    """The first items of a stream and its last ones; what comes between has been sent already.
+
+    :param send_now: takes a part of the body; what it returns must be awaited before the next one.
+    """
+
+    def __init__(self, stream: Stream[bytes], send_now: SendNow) -> None:
+        self._stream = stream
+        self._send_now = send_now
+        self._begun = False
+        self._first: list[bytes] = []
+        self._rest: Callable[[], Awaitable[None]] | None = None
+
+    def __aiter__(self) -> SentNow:
+        return self
+
+    async def __anext__(self) -> list[bytes]:
+        while self._stream.outcome is None:
+            try:
+                last = await self._stream.forward(self._send)
+            finally:
+                # Cancelled, too: the server must know that what it has begun stays unfinished.
+                if self._rest is not None:
+                    rest, self._rest = self._rest, None
+                    await rest()
+            if self._first:
+                first, self._first = self._first, []
+                return first
+            if last:
+                return last
+        raise StopAsyncIteration
+
+    def _send(self, items: list[bytes]) -> bool:
+        """Send ``items``, or leave them to the task; whether more can follow at once."""
+        if not self._begun:
+            self._begun = True
+            self._first = items
+            return False
+        self._rest = self._send_now(b"".join(items))
+        return self._rest is None

@@ -1,0 +1,189 @@
+"""The answer to one request: ASGI messages in, framed bytes out.
+
+Rules
+
+1. The head leaves in one write with the first body message, and each later body message is one
+   write. Until the head has left, a failure can still become an HTTP status.
+2. Chunks are framed here: h11 keeps no state between the head and the end of a chunked body. It
+   does the head, counts a body with a Content-Length, and hears of the end when that has left.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import h11
+
+from .answer_head import AnswerHead
+from .errors import ASGIViolation, ClientGone
+from .sockets import end_output
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import Message
+
+    from .access_log import AccessRecord
+    from .framing import Framing
+    from .sockets import SocketWriter
+
+__all__ = ("Answer",)
+
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Answer:
+    """What the app sends for ``request``, on a connection that may carry more answers.
+
+    :param record: the request's line in the access log.
+    :param closing: whether the connection must close after this answer.
+    :param over: called when the answer is complete, and when nobody reads it any more.
+    """
+
+    def __init__(
+        self,
+        conn: h11.Connection,
+        request: h11.Request,
+        sock: socket.socket,
+        writer: SocketWriter,
+        record: AccessRecord,
+        *,
+        closing: Callable[[], bool],
+        over: Callable[[], None],
+    ) -> None:
+        self._conn = conn
+        self._sock = sock
+        self._writer = writer
+        self._record = record
+        self._closing = closing
+        self._over = over
+        self._bodiless = request.method == b"HEAD"
+        self._chunks_allowed = request.http_version >= b"1.1"
+        self._head: AnswerHead | None = None
+        self._framing: Framing | None = None
+        self.gone: ClientGone | None = None
+        """Why nobody reads the answer any more."""
+        self.head_left = False
+        """The client may have seen a status."""
+        self.complete = False
+        """The last byte of the answer has been handed to the kernel."""
+
+    @property
+    def close_delimited(self) -> bool:
+        """Whether the end of the connection is the end of the body."""
+        return self.head_left and self._framing == "close"
+
+    def abandon(self, gone: ClientGone) -> None:
+        """Nobody reads it any more: every write raises from now on. Sync, idempotent."""
+        if self.gone is None:
+            self.gone = gone
+            self._writer.fail(gone)
+            self._over()
+
+    async def send(self, message: Message) -> None:
+        """ASGI ``send``. Yields to other tasks as ``SocketWriter.write`` does.
+
+        :raises ClientGone: the client has left; an ``OSError``, as ASGI has it.
+        :raises ASGIViolation: the message is not allowed here.
+        :raises h11.LocalProtocolError: a header or the length of the body is invalid.
+        """
+        if self.gone is not None:
+            raise ClientGone(str(self.gone)) from self.gone
+        if self.complete:
+            raise ASGIViolation(f"{message['type']!r} was sent after the end of the answer.")
+        kind: str = message["type"]
+        if kind == "http.response.body":
+            body: bytes = message.get("body", b"")
+            more: bool = message.get("more_body", False)
+            rest = self._begin(body, self._framed(body, more=more))
+            if rest is not None:
+                await self._finish(rest)
+            if not more:
+                self._end()
+        elif kind == "http.response.start":
+            self._start(message)
+        else:
+            raise ASGIViolation(f"{kind!r} is no message of an HTTP answer.")
+
+    def send_now(self, body: bytes) -> Callable[[], Awaitable[None]] | None:
+        """A body message that is not the last, as far as it goes at once; None: that was all. Sync.
+
+        The server's own extension of ASGI: whoever has bytes at hand then needs no task of his own
+        to be stepped for them. Only for a ``send`` that nobody has wrapped.
+
+        :returns: what must be called and awaited before anything else is sent.
+        :raises ClientGone: as ``send``.
+        """
+        if self._framing != "chunked" or self.complete or not body:
+            return partial(
+                self.send, {"type": "http.response.body", "body": body, "more_body": True}
+            )
+        rest = self._begin(body, b"%x\r\n%b\r\n" % (len(body), body))
+        return None if rest is None else partial(self._finish, rest)
+
+    async def send_interim(self, data: bytes) -> None:
+        """Send what comes before the answer: ``100 Continue``.
+
+        :raises ClientGone: the client has left.
+        """
+        rest = self._begin(b"", data)
+        if rest is not None:
+            await self._finish(rest)
+
+    def _start(self, message: Message) -> None:
+        if self._head is not None:
+            raise ASGIViolation("'http.response.start' was sent twice.")
+        self._head = AnswerHead(message)
+
+    def _framed(self, body: bytes, *, more: bool) -> bytes:
+        if self._framing == "chunked":
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return chunk if more else chunk + LAST_CHUNK
+        if self._head is None:
+            raise ASGIViolation("'http.response.body' was sent before 'http.response.start'.")
+        head = self._render(self._head) if self._framing is None else b""
+        framed = head + self._counted(body, more=more)
+        if framed:
+            self.head_left = True
+        return framed
+
+    def _render(self, head: AnswerHead) -> bytes:
+        rendered = head.render(self._conn, close=self._closing())
+        self._framing = head.framing(bodiless=self._bodiless, chunks_allowed=self._chunks_allowed)
+        self._record.status = head.status
+        self._record.request_id = head.request_id or self._record.request_id
+        return rendered
+
+    def _counted(self, body: bytes, *, more: bool) -> bytes:
+        framed = b""
+        if body and self._framing != "none":
+            framed = self._conn.send(h11.Data(data=body))
+        return framed if more else framed + self._conn.send(h11.EndOfMessage())
+
+    def _begin(self, body: bytes, framed: bytes) -> memoryview | None:
+        try:
+            rest = self._writer.begin(framed)
+        except ClientGone as error:
+            self.abandon(error)
+            raise
+        if self._framing != "none":
+            self._record.sent += len(body)
+        return rest
+
+    async def _finish(self, rest: memoryview) -> None:
+        try:
+            await self._writer.finish(rest)
+        except ClientGone as error:
+            self.abandon(error)
+            raise
+
+    def _end(self) -> None:
+        if self._conn.our_state is h11.SEND_BODY:
+            self._conn.send(h11.EndOfMessage())
+        self.complete = True
+        if self._conn.our_state is h11.MUST_CLOSE:
+            # The app may go on for long (background tasks); the client is not to wait for it.
+            end_output(self._sock)
+        self._over()
