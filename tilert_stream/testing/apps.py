@@ -12,8 +12,9 @@ from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.nodes.local import local_service
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from tilert_stream.telemetry.telemetry import Telemetry
     from tilert_stream.time_limits import TimeLimits
     from tilert_stream.trace import Trace
 
@@ -41,6 +42,8 @@ class ScriptedApp(App):
         done_after_error: bool = False,
         trace: Trace | None = None,
         time_limits: TimeLimits | None = None,
+        cors_origins: Sequence[str] = (),
+        telemetry: Telemetry | None = None,
     ) -> None:
         script = Script() if script is None else script
         self.prefill_engine = ScriptedPrefill(script, max_seq_len=max_seq_len)
@@ -70,4 +73,6 @@ class ScriptedApp(App):
             api_keys=api_keys,
             max_body_bytes=max_body_bytes,
             done_after_error=done_after_error,
+            cors_origins=cors_origins,
+            telemetry=telemetry,
         )
