@@ -22,12 +22,12 @@ from tilert_stream.testing.tilert_fake import FakeModel
 NAMES: Final = {"chat": "chat", "completion": "completions"}
 HEAD: Final = """# Every parameter, on each engine
 
-Written by `python -m tests.docs.parameters_page`, from what the code declares; a test holds it
-current. *Served* has its effect; *inert* is accepted and nothing follows; *refused* is answered with
-400 and the field's name, before anything is computed, unless its value asks for nothing
-([which do](openai.md#what-a-field-gets)). A field that is not here is accepted and noted in the debug
-log. `torch` is Llama and `tiny-glm5`; a router serves what its decode nodes can. *With a parser*:
-where `--output-parser` reads calls and the chat template knows tools.
+Written by `python -m tests.docs.parameters_page` from what the code declares; a test holds it
+current. *Served* has its effect; *inert* is accepted and nothing follows; *refused* is answered
+with 400 and the field's name, before anything is computed, unless its value asks for nothing
+([which do](openai.md#what-a-field-gets)). A field that is not here is accepted and noted in the
+debug log. `torch` is Llama and `tiny-glm5`; a router serves what its decode nodes can. *With a
+parser*: where `--output-parser` reads calls and the chat template knows tools.
 
 | field | endpoint | torch | tilert | scripted | |
 |---|---|---|---|---|---|

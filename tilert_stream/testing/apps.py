@@ -27,12 +27,14 @@ class ScriptedApp(App):
     """Answers with its script's tokens; by default the prompt's bytes again and again.
 
     :param script: tokens, times, hooks and faults.
+    :param name: the model's.
     """
 
     def __init__(
         self,
         script: Script | None = None,
         *,
+        name: str = "echo",
         slots: int = 4,
         max_seq_len: int = 4096,
         queue_timeout: float = 30,
@@ -50,7 +52,7 @@ class ScriptedApp(App):
         self.decode_engine = ScriptedDecode(script, slots=slots, max_seq_len=max_seq_len)
         tokenizer = byte_tokenizer()
         card = ModelCard(
-            names=("echo",),
+            names=(name,),
             tokenizer=tokenizer,
             max_seq_len=max_seq_len,
             vocab_size=tokenizer.vocab_size,
