@@ -1,4 +1,4 @@
-"""Those lines of ``docs/clients.md`` that need no package beyond the tests' own, run as they stand."""
+"""Lines of ``docs/clients.md`` that need no further package, run as they stand."""
 
 from __future__ import annotations
 
