@@ -19,6 +19,7 @@ __all__ = (
     "Cancelled",
     "ConfigError",
     "ContextLengthExceeded",
+    "EndpointNotServed",
     "EngineDied",
     "EngineFault",
     "FirstTokenTimeout",
@@ -38,6 +39,7 @@ __all__ = (
     "TilertStreamError",
     "Timeout",
     "TotalTimeout",
+    "UnsupportedMediaType",
     "UnsupportedParameter",
 )
 
@@ -123,6 +125,22 @@ class BodyTooLarge(TilertStreamError):
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
+
+
+class UnsupportedMediaType(TilertStreamError):
+    """The body is announced as something else than plain JSON."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class EndpointNotServed(TilertStreamError):
+    """A path of the API that this server knows and does not serve."""
+
+    status = 501
+    type = "invalid_request_error"
+    code = "not_implemented"
 
 
 # --- load: the same request may be sent again ------------------------------------------------

@@ -12,6 +12,7 @@ from tilert_stream.conformance.checks.sse import judge_first_chunk
 from tilert_stream.conformance.exchange import Exchange, Read, Request
 from tilert_stream.conformance.judging import Failed
 from tilert_stream.errors import ConfigError
+from tilert_stream.telemetry.telemetry import Telemetry
 from tilert_stream.testing.apps import ScriptedApp
 
 SETTINGS = Settings(timeout=20)
@@ -22,10 +23,13 @@ APART = (*LEAVING, "disconnect.half-body", "disconnect.neighbour", "sse.first-ch
 
 
 async def test_our_own_server_breaks_no_must() -> None:
-    report = await check_app(ScriptedApp(api_keys=(KEY,)), api_key=KEY, settings=SETTINGS)
+    app = ScriptedApp(api_keys=(KEY,), telemetry=Telemetry("echo"))
+    report = await check_app(app, api_key=KEY, settings=SETTINGS)
     assert not [f"{r.check.id}: {r.reason}\n{r.evidence}" for r in report.broken()]
     musts = [r for r in report.results if r.check.severity is Severity.MUST]
     assert not [r.check.id for r in musts if r.verdict is Verdict.SKIP]
+    passed = {r.check.id for r in report.results if r.verdict is Verdict.PASS}
+    assert {"disconnect.gauge", "headers.request-id", "models.retrieve"} <= passed
     assert len(report.results) == len(CHECKS)
     assert report.model == "echo"
 

@@ -26,15 +26,18 @@ from .. import __version__
 from ..openai.chat import parse_chat
 from ..openai.completions import parse_completion
 from ..openai.envelope import REASONING_FIELDS
+from ..openai.generate import parse_generate
 from ..openai.token_names import TokenNames
 from ..stages.gathered import Gathered
 from ..stages.plain import EncodeJSON
 from ..stages.sse import EncodeSSE
+from ..stages.token_ids import EncodeTokenIds
 from ..telemetry.record import RequestRecord, Tally
 from .auth import KeyRing
-from .endpoint import Endpoint, json_answer, models_answer, not_found, ready_answer
+from .endpoint import Endpoint, json_answer, model_answer, models_answer, not_found, ready_answer
 from .fan_out import open_all, requests_of
-from .request_body import check_grammar, parse_body, read_body
+from .further import further_routes
+from .request_body import check_grammar, check_media_type, parse_body, read_body
 from .request_headers import client_request_id, wants_timing
 from .request_id import answer_id, id_header, name_request
 from .response import EVENT_STREAM, JSON, StreamResponse
@@ -114,7 +117,12 @@ class App:
             routes=[
                 Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
                 Route("/v1/completions", Endpoint(POST=self._generate(parse_completion))),
+                Route("/inference/v1/generate", Endpoint(POST=self._generate(parse_generate))),
                 Route("/v1/models", Endpoint(GET=models_answer(card, self._keys, shared))),
+                Route(
+                    "/v1/models/{model:path}", Endpoint(GET=model_answer(card, self._keys, shared))
+                ),
+                *further_routes(card, self._keys, max_body_bytes),
                 Route("/health", Endpoint(GET=json_answer({"status": "ok"}))),
                 Route("/ready", Endpoint(GET=ready_answer(service))),
                 Route("/version", Endpoint(GET=json_answer({"version": __version__}))),
@@ -152,6 +160,7 @@ class App:
             )
             with self.service.observers.refusals(record):
                 self._keys.check(headers)
+                check_media_type(headers)
                 body = await read_body(scope, receive, self._max_body_bytes)
                 request, envelope = await parse_body(parse, body, self.card)
                 name_request(scope, request.id)
@@ -189,7 +198,9 @@ class App:
 
     def _encoder(
         self, envelope: Envelope, *, timing: bool, gathered: Gathered | None = None
-    ) -> EncodeSSE | EncodeJSON:
+    ) -> EncodeSSE | EncodeJSON | EncodeTokenIds:
+        if envelope.kind == "tokens":
+            return EncodeTokenIds(envelope, done_after_error=self._done_after_error)
         if not envelope.stream:
             return EncodeJSON(
                 envelope,

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Cancelled, MethodNotAllowed, NotFound, NotReady, TilertStreamError
+from ..openai.build import check_model
 from ..openai.encoding import dumps
-from ..openai.objects import model_list
+from ..openai.objects import model_list, model_objects
 from .request_id import answer_id, id_header
 from .response import ErrorResponse, JSONBody
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-__all__ = ("Endpoint", "json_answer", "models_answer", "not_found", "ready_answer")
+__all__ = ("Endpoint", "json_answer", "model_answer", "models_answer", "not_found", "ready_answer")
 
 ECHO_MAX: Final = 200
 """Characters of a path or a method that an error repeats."""
@@ -98,14 +99,36 @@ def models_answer(
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         keys.check(scope["headers"])
-        told = None if shared is None else await shared()
-        shown = card
-        if told is not None:
-            able = frozenset(each for each in card.capabilities if each in told or each == "tools")
-            shown = replace(card, capabilities=able)
+        shown = await _able(card, shared)
         await JSONBody(dumps(model_list([shown])))(scope, receive, send)
 
     return answer
+
+
+def model_answer(
+    card: ModelCard,
+    keys: KeyRing,
+    shared: Callable[[], Awaitable[Collection[str] | None]] | None = None,
+) -> Handler:
+    """``GET /v1/models/{model}``; parameters as ``models_answer``."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        keys.check(scope["headers"])
+        name = check_model(scope["path_params"]["model"], card)
+        shown = await _able(card, shared)
+        await JSONBody(dumps(model_objects(shown)[card.names.index(name)]))(scope, receive, send)
+
+    return answer
+
+
+async def _able(
+    card: ModelCard, shared: Callable[[], Awaitable[Collection[str] | None]] | None
+) -> ModelCard:
+    told = None if shared is None else await shared()
+    if told is None:
+        return card
+    able = frozenset(each for each in card.capabilities if each in told or each == "tools")
+    return replace(card, capabilities=able)
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,23 +6,49 @@ from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple
 
 from anyio import to_thread
 
-from ..errors import BodyTooLarge, Cancelled, InvalidRequest
+from ..errors import BodyTooLarge, Cancelled, InvalidRequest, UnsupportedMediaType
+from ..openai.describe import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Unpack
 
     from starlette.types import Receive, Scope
 
     from ..events import GenerateRequest
 
-__all__ = ("check_grammar", "parse_body", "read_body")
+__all__ = ("check_grammar", "check_media_type", "parse_body", "read_body")
 
 Parsed = TypeVar("Parsed")
 Rest = TypeVarTuple("Rest")
 
 PARSED_IN_A_THREAD: Final = 32 * 1024
 """Bytes of a body from which on tokenizing it would hold up every other stream for milliseconds."""
+
+
+def check_media_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a body that says it is no plain JSON; one that says nothing is read as such.
+
+    A page on another site can make a browser send text or a form without asking first; JSON it
+    cannot.
+
+    :raises ~tilert_stream.errors.UnsupportedMediaType: naming the header.
+    """
+    for name, value in headers:
+        if name == b"content-type":
+            kind = value.partition(b";")[0].strip().lower()
+            if kind and kind != b"application/json" and not kind.endswith(b"+json"):
+                shown = describe(kind.decode("latin-1"))
+                raise UnsupportedMediaType(
+                    f"Content-Type is {shown}; send 'Content-Type: application/json'",
+                    param="Content-Type",
+                )
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            shown = describe(value.decode("latin-1"))
+            raise UnsupportedMediaType(
+                f"Content-Encoding is {shown}; a body is read as it is: send it uncompressed",
+                param="Content-Encoding",
+            )
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

@@ -9,16 +9,21 @@ from ..errors import ConfigError
 from ..events import PLAIN_CAPABILITIES, Capability, Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..events import Tool
     from .chat_template import ChatTemplate
 
-__all__ = ("ModelCard", "TextEncoder")
+__all__ = ("ModelCard", "TextCodec")
 
 
-class TextEncoder(Protocol):
+class TextCodec(Protocol):
     """Of a tokenizer, what a prompt goes through; and back, where a client asks for that."""
+
+    @property
+    def tokens(self) -> Mapping[int, str]:
+        """Id → token, spelled as in the vocabulary."""
+        ...
 
     def encode(self, text: str, /, *, add_special_tokens: bool) -> tuple[int, ...]:
         """The ids of ``text``; with ``add_special_tokens``, what the model expects around it."""
@@ -35,7 +40,7 @@ class ModelCard:
 
     names: tuple[str, ...]
     """The names it answers to. The first is canonical: requests that name none get it."""
-    tokenizer: TextEncoder
+    tokenizer: TextCodec
     max_seq_len: int
     """Tokens of prompt and answer together."""
     vocab_size: int

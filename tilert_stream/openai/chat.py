@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..model.card import ModelCard
 
-__all__ = ("ChatRequest", "parse_chat", "read_chat")
+__all__ = ("ChatRequest", "chat_prompt", "parse_chat", "read_chat")
 
 RESERVED: Final = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"}
@@ -68,20 +68,10 @@ def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
     :raises ~tilert_stream.errors.TilertStreamError: of a kind with a 4xx status, and nothing else.
     """
     wire = validate(ChatRequest, raw)
-    model = check_model(wire.model, card)
+    check_model(wire.model, card)
     check_parameters(raw, "chat", card.capabilities)
-    if card.chat_template is None:
-        raise InvalidRequest(
-            f"the model {model} has no chat template; use /v1/completions", param="messages"
-        )
-    # A model that must not call gets to know of no tool, and its answer is not searched for calls.
-    calls = bool(wire.tools) and wire.tool_choice != "none"
-    prompt = card.chat_template.render(
-        template_messages(wire.messages),
-        add_generation_prompt=wire.add_generation_prompt is not False,
-        tools=raw["tools"] if calls else None,
-        **_template_kwargs(wire),
-    )
+    calls = _may_call(wire)
+    prompt = chat_prompt(wire, raw, card)
     tools = read_tools(wire.tools) if wire.tools and calls else ()
     several = wire.parallel_tool_calls is not False
     forced = force_call(wire.tool_choice, tools, card, several=several)
@@ -117,6 +107,30 @@ def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
     if wire.include_reasoning is False:
         envelope = replace(envelope, include_reasoning=False)
     return Parsed(request, envelope)
+
+
+def _may_call(wire: ChatRequest) -> bool:
+    # A model that must not call gets to know of no tool, and its answer is not searched for calls.
+    return bool(wire.tools) and wire.tool_choice != "none"
+
+
+def chat_prompt(wire: ChatRequest, raw: Mapping[str, object], card: ModelCard) -> str:
+    """The text that the model's chat template makes of ``wire``.
+
+    :param raw: the same body as it came: templates get tools as the client spelled them.
+    :raises ~tilert_stream.errors.InvalidRequest: there is no template, or it refuses the messages.
+    """
+    if card.chat_template is None:
+        raise InvalidRequest(
+            f"the model {wire.model or card.names[0]} has no chat template; use /v1/completions",
+            param="messages",
+        )
+    return card.chat_template.render(
+        template_messages(wire.messages),
+        add_generation_prompt=wire.add_generation_prompt is not False,
+        tools=raw["tools"] if _may_call(wire) else None,
+        **_template_kwargs(wire),
+    )
 
 
 def _logprobs(wire: ChatRequest) -> int | None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ("REASONING_FIELDS", "Endpoint", "Envelope", "OtherPrompt")
 
-Endpoint: TypeAlias = Literal["chat", "completion"]
+Endpoint: TypeAlias = Literal["chat", "completion", "tokens"]
 
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 """DeepSeek's and SGLang's name for reasoning, and vLLM's. OpenAI's API has none."""
@@ -29,7 +29,7 @@ class Envelope:
     """Made once a request: one id, one ``created`` and one model name on every chunk of it."""
 
     request_id: str
-    """``GenerateRequest.id``."""
+    """``GenerateRequest.id``; of a request for token ids the client's own, where it gave one."""
     kind: Endpoint
     model: str
     """The name that the client used."""
@@ -64,5 +64,8 @@ class Envelope:
 
     @property
     def id(self) -> str:
-        """The answer's id: ``chatcmpl-…`` or ``cmpl-…``."""
-        return ("chatcmpl-" if self.kind == "chat" else "cmpl-") + self.request_id
+        """The answer's id: ``chatcmpl-…``, ``cmpl-…``, or of token ids the bare one."""
+        return _PREFIXES[self.kind] + self.request_id
+
+
+_PREFIXES: Final[dict[Endpoint, str]] = {"chat": "chatcmpl-", "completion": "cmpl-", "tokens": ""}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..model.card import ModelCard
     from .envelope import Envelope
 
-__all__ = ("choice_object", "model_list", "response", "tool_call", "usage")
+__all__ = ("choice_object", "model_list", "model_objects", "response", "tool_call", "usage")
 
 
 def usage(
@@ -107,13 +107,13 @@ def tool_call(call_id: str, name: str, arguments: str) -> dict[str, object]:
     }
 
 
-def model_list(cards: Iterable[ModelCard]) -> dict[str, object]:
-    """The answer of ``GET /v1/models``: every name of every card is a model of its own.
+def model_objects(card: ModelCard) -> list[dict[str, object]]:
+    """Every name of ``card`` as a model of its own.
 
     ``max_model_len`` (tokens, prompt and answer together) is vLLM's extension, ``capabilities``
     (what not every model can do) ours.
     """
-    models = [
+    return [
         {
             "id": name,
             "object": "model",
@@ -122,7 +122,10 @@ def model_list(cards: Iterable[ModelCard]) -> dict[str, object]:
             "max_model_len": card.max_seq_len,
             "capabilities": sorted(card.capabilities),
         }
-        for card in cards
         for name in card.names
     ]
-    return {"object": "list", "data": models}
+
+
+def model_list(cards: Iterable[ModelCard]) -> dict[str, object]:
+    """The answer of ``GET /v1/models``."""
+    return {"object": "list", "data": [each for card in cards for each in model_objects(card)]}

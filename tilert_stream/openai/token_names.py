@@ -10,7 +10,7 @@ from ..model.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from ..model.byte_table import ByteTable
-    from ..model.card import TextEncoder
+    from ..model.card import TextCodec
 
 __all__ = ("TokenNames",)
 
@@ -21,7 +21,7 @@ class TokenNames:
     :param tokenizer: one that is no ``TextTokenizer`` has its tokens decoded one by one.
     """
 
-    def __init__(self, tokenizer: TextEncoder) -> None:
+    def __init__(self, tokenizer: TextCodec) -> None:
         self._tokenizer = tokenizer
 
     @cached_property

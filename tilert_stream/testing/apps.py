@@ -12,8 +12,9 @@ from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.nodes.local import local_service
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from tilert_stream.telemetry.telemetry import Telemetry
     from tilert_stream.time_limits import TimeLimits
     from tilert_stream.trace import Trace
 
@@ -26,12 +27,14 @@ class ScriptedApp(App):
     """Answers with its script's tokens; by default the prompt's bytes again and again.
 
     :param script: tokens, times, hooks and faults.
+    :param name: the model's.
     """
 
     def __init__(
         self,
         script: Script | None = None,
         *,
+        name: str = "echo",
         slots: int = 4,
         max_seq_len: int = 4096,
         queue_timeout: float = 30,
@@ -41,13 +44,15 @@ class ScriptedApp(App):
         done_after_error: bool = False,
         trace: Trace | None = None,
         time_limits: TimeLimits | None = None,
+        cors_origins: Sequence[str] = (),
+        telemetry: Telemetry | None = None,
     ) -> None:
         script = Script() if script is None else script
         self.prefill_engine = ScriptedPrefill(script, max_seq_len=max_seq_len)
         self.decode_engine = ScriptedDecode(script, slots=slots, max_seq_len=max_seq_len)
         tokenizer = byte_tokenizer()
         card = ModelCard(
-            names=("echo",),
+            names=(name,),
             tokenizer=tokenizer,
             max_seq_len=max_seq_len,
             vocab_size=tokenizer.vocab_size,
@@ -70,4 +75,6 @@ class ScriptedApp(App):
             api_keys=api_keys,
             max_body_bytes=max_body_bytes,
             done_after_error=done_after_error,
+            cors_origins=cors_origins,
+            telemetry=telemetry,
         )
