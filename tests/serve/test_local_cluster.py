@@ -42,7 +42,7 @@ def cluster(*arguments: str) -> Generator[tuple[subprocess.Popen[str], str]]:
 
 def get(url: str, body: object | None = None) -> Any:
     data = None if body is None else orjson.dumps(body)
-    request = urllib.request.Request(url, data)
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         return orjson.loads(response.read())
 
