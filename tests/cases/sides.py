@@ -7,7 +7,7 @@ In: a script of the engines, or two nodes. Out: an app on the tokenizer BYTE tha
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from tokenizers import Tokenizer
@@ -122,9 +122,15 @@ async def answering(
 
 @asynccontextmanager
 async def routing_to(
-    prefill: ScriptedPrefillNode, decode: ScriptedDecodeNode, monkeypatch: pytest.MonkeyPatch
+    prefill: ScriptedPrefillNode,
+    decode: ScriptedDecodeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    **options: Any,
 ) -> AsyncGenerator[App]:
-    """A router before nodes that say what a case has them say."""
+    """A router before nodes that say what a case has them say.
+
+    :param options: of its configuration.
+    """
     _have_routers_load(front(TEMPLATE), monkeypatch)
     hosts = Host(prefill), Host(decode)
     with anyio.fail_after(LIMIT):
@@ -136,6 +142,7 @@ async def routing_to(
                     model="bytes",
                     prefill_nodes=(f"http://127.0.0.1:{hosts[0].port}",),
                     decode_nodes=(f"127.0.0.1:{hosts[1].ctrl_port}:{hosts[1].port}",),
+                    **options,
                 )
                 app = router.build_router(config)
                 async with app.lifespan():
