@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import orjson
@@ -52,29 +53,32 @@ async def test_err_05_what_decode_refuses_is_a_status(
     assert prefill.calls == []
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-async def test_err_03_a_failure_behind_text_is_one_event_and_a_cut(
-    tokens: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("tokens", [1, 3, 5])
+@pytest.mark.parametrize(
+    "end", [b'{"error":"the cache is full"}\n', b"", b'{"t":[9'], ids=["error", "eof", "half"]
+)
+async def test_err_01_err_03_a_failure_behind_text_is_one_event_and_a_cut(
+    end: bytes, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the node's body ends as if it were whole, but without its last line."""
     lines = [{"t": [letters(index)]} for index in range(tokens)]
 
     async def fail(_fields: dict[str, Any]) -> Answer:
-        told: list[object] = [*lines, {"error": "the cache is full"}]
-        return Answer(200, b"".join(orjson.dumps(line) + b"\n" for line in told))
+        return Answer(200, b"".join(orjson.dumps(line) + b"\n" for line in lines) + end)
 
     decode = ScriptedDecodeNode(hooks={"/pd/decode": fail})
     async with routing_to(ScriptedPrefillNode(), decode, monkeypatch) as app:
         asked = exchange(app, {"prompt": "abc", "max_tokens": 9}, stream=True)
         await asked.run()
     assert (asked.status, asked.complete) == (200, False)
-    *others, failed, end = asked.content.split(b"\n\n")
-    assert end == b""
+    *others, failed, rest = asked.content.split(b"\n\n")
+    assert rest == b""
     assert failed.startswith(b'data: {"error":{')
     event = orjson.loads(failed[6:])
     check_event(event)
     assert event.keys() == {"error"}
     assert event["error"].keys() == {"message", "type", "param", "code"}
-    assert asked.text == "abc"[:tokens]
+    assert asked.text == "abcde"[:tokens]
     assert len(others) <= tokens
     for each in others:
         assert b'"finish_reason":null' in each
@@ -100,3 +104,34 @@ async def test_pd_18_a_padding_id_is_no_token(
     assert error["code"] == "upstream_invalid"
     assert (asked.status, asked.complete) == ((200, False) if stream else (502, True))
     assert b'"finish_reason":"' not in asked.content
+
+
+async def test_pd_25_whose_key_goes_where(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client's is checked here and goes no further; prefill gets the router's own."""
+    caplog.set_level(logging.DEBUG)
+    refusals = [Answer(401, orjson.dumps({"error": {"message": "Bad key sk-upstream"}}))]
+
+    async def refuse_once(_fields: dict[str, Any]) -> Answer | None:
+        return refusals.pop() if refusals else None
+
+    prefill, decode = ScriptedPrefillNode(before_answer=refuse_once), ScriptedDecodeNode()
+    options: dict[str, Any] = {"api_keys": ("sk-client",), "prefill_api_key": "sk-upstream"}
+    async with routing_to(prefill, decode, monkeypatch, **options) as app:
+        said: list[bytes] = []
+        for key, status in (
+            (b"", 401),
+            (b"Bearer sk-other", 401),
+            (b"Bearer sk-upstream", 401),
+            (b"Bearer sk-client", 502),
+            (b"Bearer sk-client", 200),
+        ):
+            asked = exchange(app, {"max_tokens": 3})
+            asked.headers = [(b"authorization", key)]
+            await asked.run()
+            assert asked.status == status
+            said.append(asked.content)
+    assert [headers["authorization"] for headers in prefill.headers] == ["Bearer sk-upstream"] * 2
+    assert b"sk-" not in b"".join(said)
+    assert "sk-" not in caplog.text
