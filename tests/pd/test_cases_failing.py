@@ -16,7 +16,8 @@ from tilert_engine.layouts.abc import Description
 from tilert_engine.scripted import Script
 from tilert_stream.errors import InvalidRequest
 from tilert_stream.nodes import decode_app
-from tilert_stream.nodes.decode_orders import DecodeBody, DecodeOrder
+from tilert_stream.nodes.decode_node import DecodeOrder
+from tilert_stream.nodes.decode_orders import DecodeBody, to_order
 from tilert_stream.testing import Gate
 from tilert_transports.control.messages import Released
 
@@ -130,7 +131,6 @@ async def test_pd_13_prefill_is_told_to_drop_what_decode_refuses(
 ) -> None:
     """A 400 at the dispatch, while a sender writes: it hears of the end, and nothing is held."""
     refusals = [True]
-    to_order = decode_app.to_order
 
     def refuse(asked: DecodeBody, eos_ids: frozenset[int]) -> DecodeOrder:
         if refusals and refusals.pop():
