@@ -21,7 +21,12 @@ from .script import prompt_of
 
 __all__ = ("CONTENT", "DONE", "HEALTH", "Answer", "Client", "Recording")
 
-CONTENT: Final = re.compile(rb'"content":"([^"]*)"')
+CONTENT: Final = re.compile(
+    rb'(?:"reasoning_content":"[^"]*",(?="reasoning":))?'
+    rb'"(?:content|reasoning|reasoning_content)":"([^"]*)"'
+)
+"""A delta's text, whichever its channel: a token of reasoning is one, and is told once even where
+it goes by two names."""
 CHUNK: Final = re.compile(rb"\r\n[0-9a-fA-F]+\r\ndata: ")
 HEALTH: Final = b"GET /health HTTP/1.1\r\nhost: bench\r\n\r\n"
 DONE: Final = b"data: [DONE]\n\n"

@@ -39,6 +39,16 @@ def test_a_token_has_arrived_with_the_read_that_completes_its_event() -> None:
     assert answer.chunks == 3
 
 
+@pytest.mark.parametrize(
+    "names", [("reasoning_content", "reasoning"), ("reasoning",), ("content",)]
+)
+def test_met_02_the_first_token_of_any_channel_counts(names: tuple[str, ...]) -> None:
+    delta = ",".join(f'"{name}":"t"' for name in names)
+    thought = b'data: {"choices":[{"delta":{"role":"assistant",%b}}]}\n\n' % delta.encode()
+    reads = [(10, HEAD + chunk(thought)), (20, chunk(thought)), (30, chunk(event("a")))]
+    assert Recording(7, 1, reads).parse().tokens == [10, 20, 30]
+
+
 def test_an_answer_that_has_not_ended_says_so() -> None:
     assert Recording(0, 1, [(10, HEAD + chunk(event("a")))]).parse().done == 0
 

@@ -19,6 +19,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from tests.cases.asking import LIMIT, ByteApp, at, exchange, says
 from tilert_engine.scripted import Script
+from tilert_stream.asgi.wakes import HEARTBEAT
 from tilert_stream.errors import EngineFault
 from tilert_stream.http import Server, ServerSettings
 from tilert_stream.testing import Gate
@@ -55,6 +56,11 @@ async def answer(port: int, sent: bytes) -> tuple[str, bytes]:
         await client.send(sent)
         async for data in client:
             raw += data
+    return without_chunks(raw)
+
+
+def without_chunks(raw: bytes) -> tuple[str, bytes]:
+    """The head in lower case, and the body."""
     head, _, rest = raw.partition(b"\r\n\r\n")
     lowered = head.decode().lower()
     if "transfer-encoding: chunked" not in lowered:
@@ -137,7 +143,11 @@ async def test_http_04_nothing_but_data_lines(path: str, fails: bool) -> None:
     }
     async with serving(app) as (_, port):
         sent = request(fields, "connection: close", path=path)
-        _, body = await answer(port, sent)
+        head, body = await answer(port, sent)
+    # HTTP-01: of a stream that fails, too.
+    assert "\r\ncache-control: no-cache, no-transform" in head
+    assert "\r\nx-accel-buffering: no" in head
+    assert "content-encoding" not in head
     assert body.endswith(b"\n\n")
     events = body[:-2].split(b"\n\n")
     assert all(re.fullmatch(rb"data: [^\r\n]+", event) for event in events), body
@@ -149,6 +159,50 @@ async def test_http_04_nothing_but_data_lines(path: str, fails: bool) -> None:
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     said = "".join(c.get("text", c.get("delta", {}).get("content", "")) for c in choices)
     assert said.encode() == text[: -1 if fails else None]
+
+
+async def test_http_04_heartbeats_stand_between_whole_events() -> None:
+    """Where they are asked for: before the first token and between two."""
+    raw = b""
+    with Gate() as prefill, Gate() as decode:
+        script = Script(before_chunk=prefill.pass_through, before_chain=at(1, decode.pass_through))
+        async with (
+            serving(ByteApp(script, heartbeat=0.01), prefill, decode) as (_, port),
+            await anyio.connect_tcp("127.0.0.1", port) as client,
+        ):
+            await client.send(request({"max_tokens": 3, "stream": True}, "connection: close"))
+            for gate, begun in ((prefill, b"HTTP/1.1 200"), (decode, b'"text":"b"')):
+                await gate.arrival()
+                while HEARTBEAT not in raw.partition(begun)[2]:
+                    raw += await client.receive()
+                gate.open()
+            async for data in client:
+                raw += data
+    _, body = without_chunks(raw)
+    events = body.split(b"\n\n")
+    assert events.pop() == b""
+    assert all(re.fullmatch(rb"data: [^\r\n]+|: still here", event) for event in events), body
+    assert events[0] == b": still here"
+    assert events.pop() == b"data: [DONE]"
+    chunks = [orjson.loads(event[6:]) for event in events if event.startswith(b"data: ")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abc"
+
+
+async def test_http_05_a_heartbeat_that_cannot_be_sent_tells_that_the_client_has_gone() -> None:
+    """Where a closed sending side alone does not."""
+    with Gate() as gate:
+        app = ByteApp(Script(before_chunk=gate.pass_through), heartbeat=0.01)
+        async with serving(app, gate, allow_half_close=True) as (server, port):
+            async with await anyio.connect_tcp("127.0.0.1", port) as client:
+                await client.send(request({"max_tokens": 3, "stream": True}))
+                await gate.arrival()
+                raw = b""
+                while HEARTBEAT not in raw:
+                    raw += await client.receive()
+            while server.connections:
+                await anyio.lowlevel.checkpoint()
+            assert app.service.ledger.counts == {}, "prefill still stands"
+            assert server.statistics().gone_total == 1
 
 
 @both

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.cases.ai_sdk import check_event
 from tests.cases.asking import EOS, ByteApp, Exchange, batches, exchange, says
 from tilert_engine.scripted import Script
 from tilert_stream.parsers.glm47 import GLM47
@@ -82,6 +83,7 @@ def joined(asked: Exchange) -> Answer:
     *chunks, usage = asked.chunks
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk, strict=True)
+        check_event(chunk)
         (choice,) = chunk["choices"]
         delta = choice["delta"]
         roles += delta.get("role") == "assistant"
@@ -93,6 +95,9 @@ def joined(asked: Exchange) -> Answer:
         for part in delta.get("tool_calls", ()):
             put_together(seen.calls, part)
         seen.finish_reason = choice["finish_reason"] or ""
+    ChatCompletionChunk.model_validate(usage, strict=True)
+    check_event(usage)
+    assert usage["choices"] == []
     seen.usage = usage["usage"]
     return seen
 
@@ -130,13 +135,18 @@ async def test_tr_01_the_end_of_reasoning_never_leaks(stream: bool, chain: int) 
 
 @both
 async def test_tr_01_at_all_cut_points(stream: bool) -> None:
-    """ "a</think>b" in every split into one, two or three batches behind prefill's token."""
-    for cuts in combinations(range(1, 11), 2):
-        sizes = [cuts[0], cuts[1] - cuts[0], 400]
-        script = Script(token=says(b"a</think>b"), chain=batches(*sizes))
-        app = ByteApp(script, template=OPEN, parser=THINKING)
-        seen = await answer(app, {}, stream=stream)
-        assert (seen.reasoning, seen.content) == ("a", "b")
+    """In every split into one, two or three batches behind prefill's token."""
+    for text, reasoning, content in (
+        ("a</think>b", "a", "b"),
+        ("</think>Hi", "", "Hi"),
+        ("a</thin g", "a</thin g", ""),
+    ):
+        for cuts in combinations(range(1, 11), 2):
+            sizes = [cuts[0], cuts[1] - cuts[0], 400]
+            script = Script(token=says(text.encode()), chain=batches(*sizes))
+            app = ByteApp(script, template=OPEN, parser=THINKING)
+            seen = await answer(app, {}, stream=stream)
+            assert (seen.reasoning, seen.content) == (reasoning, content)
 
 
 @pytest.mark.parametrize("chain", [1, 7])
@@ -190,7 +200,10 @@ async def test_tr_05_a_forced_call_is_refused_by_name(choice: object) -> None:
 
 
 async def test_tr_07_every_chunk_is_of_the_sdk_s_type() -> None:
-    """``joined`` validates each: absent keys instead of empty ones, one role, index always."""
+    """And of the AI SDK's: ``joined`` checks each, the one with usage, too.
+
+    Absent keys instead of empty ones, one role, index always.
+    """
     text = f"<think>\nWhy.\n</think>\n\nSo.\n{call('first', ARGUMENTS)}"
     seen = await answer(app_that_says(text), {"tools": TOOLS}, stream=True)
     assert (seen.reasoning, seen.content, len(seen.calls)) == ("Why.", "So.", 1)

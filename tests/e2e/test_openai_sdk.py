@@ -9,6 +9,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from tests.cases.asking import ByteApp
 from tilert_engine.scripted import Script
 from tilert_stream.asgi import App
 from tilert_stream.errors import EngineFault
@@ -93,6 +94,24 @@ async def test_err_03_the_sdk_raises_on_an_error_after_the_head(serve: Serve) ->
                 await read()
     assert text == ["a", "b"]
     assert raised.value.code == "engine_fault"
+
+
+async def test_http_04_the_sdk_reads_a_stream_with_heartbeats(serve: Serve) -> None:
+    """The head comes with the first of them; prefill stands until it is there."""
+    with Gate() as gate:
+        app = ByteApp(Script(before_chunk=gate.pass_through), heartbeat=0.01)
+        async with serve(app) as port, sdk(port) as client:
+            try:
+                stream = await client.chat.completions.create(
+                    model="byte",
+                    messages=[{"role": "user", "content": "abc"}],
+                    max_tokens=4,
+                    stream=True,
+                )
+            finally:
+                gate.open()
+            text = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(text) == "abca"
 
 
 async def test_statuses_become_the_sdk_s_own_errors(serve: Serve) -> None:

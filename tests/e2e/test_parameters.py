@@ -226,7 +226,7 @@ def is_of_schema(text: str) -> None:
 
 @both
 @sides_param
-async def test_pd_18_the_answer_keeps_to_a_schema(
+async def test_pd_07_pd_18_the_answer_keeps_to_a_schema(
     sides: Sides, side: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With multi-token prediction, drawn at high temperature: whatever ends with stop is valid."""
@@ -240,8 +240,10 @@ async def test_pd_18_the_answer_keeps_to_a_schema(
             assert told.only.finish_reason == "stop"
             is_of_schema(told.only.text)
             assert len(told.only.logprobs) == told.usage["completion_tokens"]
-        short = await tell(app, {"response_format": form, "max_tokens": 3}, stream=stream)
-        assert short.only.finish_reason == "length", "what is cut is not said to be whole"
+        for limit in (1, 3):
+            short = await tell(app, {"response_format": form, "max_tokens": limit}, stream=stream)
+            assert short.only.finish_reason == "length", "what is cut is not said to be whole"
+            assert short.usage["completion_tokens"] == limit
         free = await tell(app, {}, stream=stream)
         assert not free.only.text.startswith("{")
 

@@ -14,7 +14,12 @@ from tests.pd.layouts import SlowlyPacked
 from tests.pd.raw_prefill import raw_prefill
 from tilert_engine.layouts.abc import Description
 from tilert_engine.scripted import Script
+from tilert_stream.errors import InvalidRequest
+from tilert_stream.nodes import decode_app
+from tilert_stream.nodes.decode_node import DecodeOrder
+from tilert_stream.nodes.decode_orders import DecodeBody, to_order
 from tilert_stream.testing import Gate
+from tilert_transports.control.messages import Released
 
 CONTENT: Final = re.compile(rb'"content":"([a-z]*)"')
 FIRST: Final = 1
@@ -118,6 +123,49 @@ async def test_kv_03_a_rank_twice_and_one_that_does_not_exist_are_not_the_missin
             gate.open()
             await cluster.idle()
     assert imported == [], "never begun on a part of it"
+
+
+@both
+async def test_pd_13_prefill_is_told_to_drop_what_decode_refuses(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 400 at the dispatch, while a sender writes: it hears of the end, and nothing is held."""
+    refusals = [True]
+
+    def refuse(asked: DecodeBody, eos_ids: frozenset[int]) -> DecodeOrder:
+        if refusals and refusals.pop():
+            raise InvalidRequest("refused by script", param="top_k")
+        return to_order(asked, eos_ids)
+
+    monkeypatch.setattr(decode_app, "to_order", refuse)
+    answers: list[Answer] = []
+    with Gate() as gate, Gate() as prefill:
+        cluster = Cluster(
+            prefill=Script(before_chunk=prefill.pass_through),
+            prefill_layout=SlowlyPacked(gate),
+            slots=1,
+        )
+        async with cluster.running():
+            async with anyio.create_task_group() as tasks, raw_prefill(cluster) as raw:
+
+                async def ask() -> None:
+                    answers.append(await cluster.ask(stream=stream, max_tokens=9))
+
+                tasks.start_soon(ask)
+                await raw.say(raw.claim(await promised(cluster), FIRST))
+                assert (await raw.hear())["type"] == "grant"
+                prefill.open()
+                told = await raw.hear()
+                assert (told["type"], told["generation"]) == ("abort", FIRST)
+                await raw.say(Released(FIRST))
+                while not answers:
+                    await anyio.lowlevel.checkpoint()
+            gate.open()
+            await cluster.idle()
+            assert (await cluster.ask(stream=stream, max_tokens=3)).text == "abc"
+    assert (answers[0].status, answers[0].error) == (200 if stream else 400, "invalid_value")
+    assert answers[0].message == "refused by script"
+    assert not answers[0].whole
 
 
 async def promised(cluster: Cluster) -> str:

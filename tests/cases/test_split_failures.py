@@ -1,0 +1,137 @@
+"""What a decode node refuses or fails at, as a client of the router's app gets it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.cases.ai_sdk import check_event
+from tests.cases.asking import exchange
+from tests.cases.sides import routing_to
+from tests.nodes.routing import letters
+from tilert_stream.testing.pd_nodes import Answer, ScriptedDecodeNode, ScriptedPrefillNode
+
+both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+
+
+def flat(status: int, code: str, **headers: str) -> Answer:
+    return Answer(status, orjson.dumps({"error": "by script", "code": code}), headers)
+
+
+@both
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(flat(429, "slots_busy", **{"retry-after": "3"}), id="429"),
+        pytest.param(flat(400, "context_length_exceeded"), id="400"),
+        pytest.param(flat(503, "not_ready"), id="503"),
+    ],
+)
+async def test_err_05_what_decode_refuses_is_a_status(
+    answer: Answer, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a prompt is computed, and never a 200 with nothing in it."""
+
+    async def refuse(_fields: dict[str, Any]) -> Answer:
+        return answer
+
+    prefill = ScriptedPrefillNode()
+    decode = ScriptedDecodeNode(hooks={"/pd/reserve": refuse})
+    async with routing_to(prefill, decode, monkeypatch, queue_timeout=0) as app:
+        asked = exchange(app, {"max_tokens": 3}, stream=stream)
+        await asked.run()
+    assert (asked.status, asked.complete) == (answer.status, True)
+    assert asked.json.keys() == {"error"}
+    assert asked.json["error"].keys() == {"message", "type", "param", "code"}
+    headers = dict(asked.sent[0]["headers"])
+    assert headers[b"content-type"] == b"application/json"
+    if answer.status == 429:
+        assert (headers[b"retry-after"], headers[b"retry-after-ms"]) == (b"3", b"3000")
+    assert prefill.calls == []
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 5])
+@pytest.mark.parametrize(
+    "end", [b'{"error":"the cache is full"}\n', b"", b'{"t":[9'], ids=["error", "eof", "half"]
+)
+async def test_err_01_err_03_a_failure_behind_text_is_one_event_and_a_cut(
+    end: bytes, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the node's body ends as if it were whole, but without its last line."""
+    lines = [{"t": [letters(index)]} for index in range(tokens)]
+
+    async def fail(_fields: dict[str, Any]) -> Answer:
+        return Answer(200, b"".join(orjson.dumps(line) + b"\n" for line in lines) + end)
+
+    decode = ScriptedDecodeNode(hooks={"/pd/decode": fail})
+    async with routing_to(ScriptedPrefillNode(), decode, monkeypatch) as app:
+        asked = exchange(app, {"prompt": "abc", "max_tokens": 9}, stream=True)
+        await asked.run()
+    assert (asked.status, asked.complete) == (200, False)
+    *others, failed, rest = asked.content.split(b"\n\n")
+    assert rest == b""
+    assert failed.startswith(b'data: {"error":{')
+    event = orjson.loads(failed[6:])
+    check_event(event)
+    assert event.keys() == {"error"}
+    assert event["error"].keys() == {"message", "type", "param", "code"}
+    assert asked.text == "abcde"[:tokens]
+    assert len(others) <= tokens
+    for each in others:
+        assert b'"finish_reason":null' in each
+    assert b"usage" not in asked.content.replace(b'"usage":null', b"")
+    assert b"[DONE]" not in asked.content
+
+
+@both
+async def test_pd_18_a_padding_id_is_no_token(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a batch with one, nothing is taken for an answer."""
+
+    async def pad(_fields: dict[str, Any]) -> Answer:
+        done = orjson.dumps({"done": True, "n": 3, "finish_reason": "stop"})
+        return Answer(200, b'{"t":[97]}\n{"t":[98,-1]}\n' + done + b"\n")
+
+    decode = ScriptedDecodeNode(hooks={"/pd/decode": pad})
+    async with routing_to(ScriptedPrefillNode(), decode, monkeypatch) as app:
+        asked = exchange(app, {"max_tokens": 9}, stream=stream)
+        await asked.run()
+    error = asked.chunks[-1]["error"] if stream else asked.json["error"]
+    assert error["code"] == "upstream_invalid"
+    assert (asked.status, asked.complete) == ((200, False) if stream else (502, True))
+    assert b'"finish_reason":"' not in asked.content
+
+
+async def test_pd_25_whose_key_goes_where(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client's is checked here and goes no further; prefill gets the router's own."""
+    caplog.set_level(logging.DEBUG)
+    refusals = [Answer(401, orjson.dumps({"error": {"message": "Bad key sk-upstream"}}))]
+
+    async def refuse_once(_fields: dict[str, Any]) -> Answer | None:
+        return refusals.pop() if refusals else None
+
+    prefill, decode = ScriptedPrefillNode(before_answer=refuse_once), ScriptedDecodeNode()
+    options: dict[str, Any] = {"api_keys": ("sk-client",), "prefill_api_key": "sk-upstream"}
+    async with routing_to(prefill, decode, monkeypatch, **options) as app:
+        said: list[bytes] = []
+        for key, status in (
+            (b"", 401),
+            (b"Bearer sk-other", 401),
+            (b"Bearer sk-upstream", 401),
+            (b"Bearer sk-client", 502),
+            (b"Bearer sk-client", 200),
+        ):
+            asked = exchange(app, {"max_tokens": 3})
+            asked.headers = [(b"authorization", key)]
+            await asked.run()
+            assert asked.status == status
+            said.append(asked.content)
+    assert [headers["authorization"] for headers in prefill.headers] == ["Bearer sk-upstream"] * 2
+    assert b"sk-" not in b"".join(said)
+    assert "sk-" not in caplog.text
