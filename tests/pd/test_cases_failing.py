@@ -15,9 +15,8 @@ from tests.pd.raw_prefill import raw_prefill
 from tilert_engine.layouts.abc import Description
 from tilert_engine.scripted import Script
 from tilert_stream.errors import InvalidRequest
-from tilert_stream.nodes import decode_app
-from tilert_stream.nodes.decode_node import DecodeOrder
-from tilert_stream.nodes.decode_orders import DecodeBody, to_order
+from tilert_stream.nodes import node_app
+from tilert_stream.nodes.decode_orders import DecodeBody, DecodeOrder, to_order
 from tilert_stream.testing import Gate
 from tilert_transports.control.messages import Released
 
@@ -137,7 +136,7 @@ async def test_pd_13_prefill_is_told_to_drop_what_decode_refuses(
             raise InvalidRequest("refused by script", param="top_k")
         return to_order(asked, eos_ids)
 
-    monkeypatch.setattr(decode_app, "to_order", refuse)
+    monkeypatch.setattr(node_app, "to_order", refuse)
     answers: list[Answer] = []
     with Gate() as gate, Gate() as prefill:
         cluster = Cluster(

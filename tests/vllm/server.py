@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -95,6 +96,19 @@ def _copy(output: IO[str], log: Path, ready: Future[None]) -> None:
         ready.set_exception(RuntimeError(f"vLLM did not start: {log.read_text()[-4000:]}"))
 
 
+def _meet(port: int) -> None:
+    """Connect once: vLLM says that it has started a moment before it listens."""
+    limit = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            if time.monotonic() > limit:
+                raise
+        else:
+            return
+
+
 @contextmanager
 def vllm_server(
     python: str,
@@ -139,6 +153,7 @@ def vllm_server(
     copier.start()
     try:
         ready.result(600)
+        _meet(port)
         yield VllmServer(port)
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)

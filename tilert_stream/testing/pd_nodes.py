@@ -64,7 +64,7 @@ def _flat(status: int, code: str, message: str, **headers: str) -> Answer:
 
 
 class ScriptedPrefillNode:
-    """``POST /v1/completions``, as vLLM with a connector answers it.
+    """``POST /v1/completions``, as vLLM with a connector answers it; and its list of models.
 
     :param first_token: of a prompt.
     :param names_ids: whether it answers ``token_ids``, or only ``token_id:N`` in logprobs.
@@ -93,6 +93,12 @@ class ScriptedPrefillNode:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         fields = await _body(receive)
+        if scope["path"] == "/v1/models":
+            # vLLM's has no word of a KV layout.
+            await _send(
+                send, Answer(200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
+            )
+            return
         self.calls.append(fields)
         self.headers.append({key.decode(): value.decode() for key, value in scope["headers"]})
         self.active += 1
