@@ -52,6 +52,8 @@ class Sampling:
     no log-probability at all. They are those of the model, before anything above."""
     grammar: str | None = None
     """What the answer must match, as ``llguidance`` writes grammars in JSON."""
+    grammar_param: str = "response_format"
+    """The request's field that asks for ``grammar``: whoever cannot follow one names it."""
 
     @property
     def adjusts(self) -> bool:

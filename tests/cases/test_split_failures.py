@@ -10,8 +10,10 @@ import pytest
 
 from tests.cases.ai_sdk import check_event
 from tests.cases.asking import exchange
-from tests.cases.sides import routing_to
+from tests.cases.sides import answering, routing_to
+from tests.cases.test_tr import CLOSED, TOOLS
 from tests.nodes.routing import letters
+from tilert_engine.scripted import Script
 from tilert_stream.testing.pd_nodes import Answer, ScriptedDecodeNode, ScriptedPrefillNode
 
 both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
@@ -135,3 +137,37 @@ async def test_pd_25_whose_key_goes_where(
     assert [headers["authorization"] for headers in prefill.headers] == ["Bearer sk-upstream"] * 2
     assert b"sk-" not in b"".join(said)
     assert "sk-" not in caplog.text
+
+
+FORCED = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "first"}}}
+LACKING: list[tuple[str, dict[str, Any]]] = [
+    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("response_format", {"prompt": "a", "response_format": {"type": "json_object"}}),
+    ("structured_outputs", {"structured_outputs": {"regex": "a+"}}),
+    ("tool_choice", FORCED),
+    ("logprobs", {"logprobs": True, "top_logprobs": 2}),
+    ("logprobs", {"prompt": "a", "logprobs": 1}),
+    ("logit_bias", {"logit_bias": {"5": 2}}),
+    ("presence_penalty", {"presence_penalty": 1}),
+    ("frequency_penalty", {"frequency_penalty": 1}),
+    ("repetition_penalty", {"repetition_penalty": 1.5}),
+]
+
+
+@both
+@pytest.mark.parametrize("side", ["one", "split"])
+async def test_pd_16_pd_18_pd_20_what_an_engine_cannot_do_goes_by_the_clients_own_name(
+    side: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 400 that names the field, before prefill."""
+    chunks: list[int] = []
+    script = Script(before_chunk=chunks.append)
+    async with answering(side, script, monkeypatch, parser="hermes", template=CLOSED) as app:
+        for name, fields in LACKING:
+            asked = exchange(app, fields, stream=stream)
+            await asked.run()
+            error = asked.json["error"]
+            assert (asked.status, error["param"]) == (400, name)
+            assert error["code"] == "unsupported_parameter"
+            assert error["message"].startswith(f"{name} is ")
+    assert chunks == []

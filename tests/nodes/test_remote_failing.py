@@ -22,7 +22,7 @@ from tilert_stream.errors import (
     NotReady,
     TilertStreamError,
 )
-from tilert_stream.events import Finished
+from tilert_stream.events import Finished, Sampling
 from tilert_stream.http.client import ConnectFailed, HTTPClient, UpstreamClosed, UpstreamError
 from tilert_stream.testing.pd_nodes import Answer, ScriptedDecodeNode, ScriptedPrefillNode
 
@@ -441,6 +441,35 @@ async def test_err_01_a_decode_node_that_dies_at_a_token(count: int) -> None:
         assert outcome.reason == "error", "never length or stop, and never another node's answer"
         assert isinstance(outcome.error, UpstreamClosed)
         assert outcome.error.status == 502
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0),
+        Sampling(seed=7),
+        Sampling(grammar='{"grammars":[{"json_schema":{"type":"object"}}]}'),
+    ],
+    ids=["drawn", "greedy", "seeded", "json-schema"],
+)
+async def test_err_11_no_other_node_goes_on_with_what_has_begun(sampling: Sampling) -> None:
+    """The first one dies after five tokens, and the second stands beside it, free."""
+    hosts: list[Host] = []
+
+    async def die(index: int) -> None:
+        if index == 5:
+            hosts[0].kill()
+            await anyio.sleep_forever()
+
+    other = ScriptedDecodeNode(token=letters)
+    prefill = ScriptedPrefillNode()
+    decodes = [ScriptedDecodeNode(token=letters, between=die), other]
+    async with routing(prefill, decodes, prepare=lambda _p, d: hosts.extend(d)) as router:
+        text, tokens, outcome = await router.answer(make(50, sampling=sampling))
+        assert (text, tokens, outcome.reason) == ("abcde", 5, "error")
+        assert other.paths() == []
+        assert len(prefill.calls) == 1
 
 
 async def test_err_01_a_stream_that_ends_cleanly_without_done() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..errors import TilertStreamError
-    from ..events import GenerateRequest
+    from ..events import GenerateRequest, Sampling
     from ..http.client import HTTPClient, Response
     from .address import NodeAddress
     from .signing import Sign
@@ -136,13 +136,26 @@ class DecodeCall:
             if status == 200:
                 return self._grant(body, request.id)
             if status != 404 or read_words(body).code is not None:
-                raise self._refusal(status, body, after)
+                refusal = self._refusal(status, body, after)
+                if isinstance(refusal, UnsupportedParameter) and refusal.param is not None:
+                    refusal = self._lacks(refusal.param, request.sampling)
+                raise refusal
             self._stock = True
         for name in request.sampling.needs():
-            raise UnsupportedParameter(
-                f"{name} is set, and {self.origin.label} has none; leave it out", param=name
-            )
+            raise self._lacks(name, request.sampling)
         return await self._look(request.id)
+
+    def _lacks(self, capability: str, sampling: Sampling) -> UnsupportedParameter:
+        """The error for what the node's engine cannot do, by the name that the client used."""
+        if capability == "grammar":
+            field = sampling.grammar_param
+            what = "cannot hold an answer to a grammar"
+        else:
+            field, what = capability, "has none"
+        return UnsupportedParameter(
+            f"{field} is set, and the engine of {self.origin.label} {what}; leave it out",
+            param=field,
+        )
 
     def _grant(self, body: bytes, request: str) -> Grant:
         try:
