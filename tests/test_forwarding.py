@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.small_stages import REQUEST
@@ -137,6 +138,40 @@ async def test_cancelled_it_leaves_what_comes_later_alone() -> None:
             rest += await anext(stream)
         forwarded = [item for wake in sink.wakes for item in wake]
         assert forwarded + rest == ["1 nowhere", "2 nowhere"]
+
+
+async def test_cancelled_while_a_wake_is_on_its_way() -> None:
+    """What it brings is read once, by whoever comes first."""
+    sink = Sink()
+    async with PIPELINE.open(REQUEST) as stream:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.forward, sink)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+            put(stream, 1)
+        await anyio.wait_all_tasks_blocked()
+        put(stream, 2)
+        rest: list[str] = []
+        while "2 nowhere" not in rest:
+            rest += await anext(stream)
+    assert [item for wake in sink.wakes for item in wake] + rest == ["1 nowhere", "2 nowhere"]
+
+
+async def test_cancelled_and_closed_nothing_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last wake was on its way to a stream that is closed when it comes."""
+    async with PIPELINE.open(REQUEST) as stream:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.forward, Sink())
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+            assert stream.scope.mailbox.put(TokenBatch((1,)), END)
+            stream.close()
+        await anyio.wait_all_tasks_blocked()
+        taken: list[str] = []
+        monkeypatch.setattr(stream, "take", lambda: taken.append("again"))
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+    assert taken == []
 
 
 async def test_it_runs_in_the_context_of_who_asked() -> None:

@@ -43,12 +43,16 @@ class Forwarding(Generic[Out]):
                 await self._parking.park()
         finally:
             mailbox.call_off()
+            self._over = True
         if self._failure is not None:
             raise self._failure
         return self._last
 
     def step(self) -> None:
         """Take what one wake has made ready."""
+        if self._over:
+            # Cancelled when this was on its way already: what is there is for others to take.
+            return
         stream = self._stream
         try:
             items = stream.take()
