@@ -5,8 +5,10 @@ In: the model's card and the keys. Out: routes.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from anyio import to_thread
 from starlette.routing import Route
 
 from ..errors import EndpointNotServed
@@ -15,7 +17,7 @@ from ..openai.openapi import describe_api, docs_page
 from ..openai.tokenizing import detokenize, tokenize
 from .endpoint import Endpoint
 from .request_body import check_media_type, parse_body, read_body
-from .response import JSONBody
+from .response import JSON, JSONBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ..model.card import ModelCard
     from .auth import KeyRing
     from .endpoint import Handler
+    from .response import Headers
 
 __all__ = ("further_routes",)
 
@@ -32,7 +35,7 @@ NOT_SERVED: Final = {
     "/v1/responses": "OpenAI's Responses API is not served here; use /v1/chat/completions",
     "/v1/messages": "Anthropic's Messages API is not served here; use /v1/chat/completions",
 }
-HTML: Final = ((b"content-type", b"text/html; charset=utf-8"),)
+HTML: Final[Headers] = ((b"content-type", b"text/html; charset=utf-8"),)
 
 
 def further_routes(card: ModelCard, keys: KeyRing, max_body_bytes: int) -> list[Route]:
@@ -55,17 +58,27 @@ def further_routes(card: ModelCard, keys: KeyRing, max_body_bytes: int) -> list[
 
         return answer
 
-    async def description(scope: Scope, receive: Receive, send: Send) -> None:
-        await JSONBody(dumps(describe_api(card)))(scope, receive, send)
+    # Written once, off the event loop: it takes some ten milliseconds.
+    @cache
+    def description() -> bytes:
+        return dumps(describe_api(card))
 
-    async def docs(scope: Scope, receive: Receive, send: Send) -> None:
-        await JSONBody(docs_page(describe_api(card)).encode(), headers=HTML)(scope, receive, send)
+    @cache
+    def page() -> bytes:
+        return docs_page(describe_api(card)).encode()
+
+    def written(write: Callable[[], bytes], content: Headers = JSON) -> Handler:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            body = await to_thread.run_sync(write)
+            await JSONBody(body, headers=content)(scope, receive, send)
+
+        return answer
 
     return [
         Route("/tokenize", Endpoint(POST=answering(tokenize))),
         Route("/detokenize", Endpoint(POST=answering(detokenize))),
-        Route("/openapi.json", Endpoint(GET=description)),
-        Route("/docs", Endpoint(GET=docs)),
+        Route("/openapi.json", Endpoint(GET=written(description))),
+        Route("/docs", Endpoint(GET=written(page, HTML))),
         *(
             Route(path, Endpoint(POST=refusing(message), GET=refusing(message)))
             for path, message in NOT_SERVED.items()
