@@ -10,14 +10,20 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 __all__ = (
+    "AssistantMessage",
+    "ChatChoice",
     "ChatCompletion",
     "Completion",
     "DetokenizeAnswer",
     "ErrorAnswer",
+    "ErrorObject",
     "GenerateAnswer",
     "ModelList",
     "ModelObject",
+    "TextChoice",
+    "TokenChoice",
     "TokenizeAnswer",
+    "Usage",
 )
 
 
