@@ -168,7 +168,7 @@ async def test_cancelled_and_closed_nothing_runs_any_more(monkeypatch: pytest.Mo
             stream.close()
         await anyio.wait_all_tasks_blocked()
         taken: list[str] = []
-        monkeypatch.setattr(stream, "take", lambda: taken.append("again"))
+        monkeypatch.setattr(Stream, "take", lambda _stream: taken.append("again"))
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
     assert taken == []

@@ -54,6 +54,21 @@ class Stream(Generic[Out]):
     :param observer: is told when it begins and when it has ended; it never raises.
     """
 
+    __slots__ = (
+        "_cancel_scope",
+        "_closed",
+        "_coalesce",
+        "_head",
+        "_observer",
+        "_producing",
+        "_stages",
+        "_tally",
+        "_upstream",
+        "_watchdog",
+        "outcome",
+        "scope",
+    )
+
     def __init__(
         self,
         links: Sequence[Link],

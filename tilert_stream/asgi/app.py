@@ -154,30 +154,34 @@ class App:
 
     def _generate(self, parse: Parse) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            headers = scope["headers"]
-            record = RequestRecord(
-                answer_id(scope), endpoint=scope["path"], client_id=client_request_id(headers)
-            )
-            with self.service.observers.refusals(record):
-                self._keys.check(headers)
-                check_media_type(headers)
-                body = await read_body(scope, receive, self._max_body_bytes)
-                request, envelope = await parse_body(parse, body, self.card)
-                name_request(scope, request.id)
-                record.model, record.stream = envelope.model, envelope.stream
-                await check_grammar(request, self.card.check_grammar)
-                opened = self._open(request, envelope, record, timing=wants_timing(headers))
-            response = StreamResponse(
-                opened,
-                content=EVENT_STREAM if envelope.stream else JSON,
-                headers=id_header(record.client_id or request.id),
-                cut_on_error=not self._done_after_error,
-                heartbeat=self._heartbeat if envelope.stream else inf,
-                server_timing=not envelope.stream,
-            )
+            # The body is let go of before the answer begins: it may be large, and the answer long.
+            response = await self._read(parse, scope, receive)
             await response(scope, receive, send)
 
         return handle
+
+    async def _read(self, parse: Parse, scope: Scope, receive: Receive) -> StreamResponse:
+        headers = scope["headers"]
+        record = RequestRecord(
+            answer_id(scope), endpoint=scope["path"], client_id=client_request_id(headers)
+        )
+        with self.service.observers.refusals(record):
+            self._keys.check(headers)
+            check_media_type(headers)
+            body = await read_body(scope, receive, self._max_body_bytes)
+            request, envelope = await parse_body(parse, body, self.card)
+            name_request(scope, request.id)
+            record.model, record.stream = envelope.model, envelope.stream
+            await check_grammar(request, self.card.check_grammar)
+            opened = self._open(request, envelope, record, timing=wants_timing(headers))
+        return StreamResponse(
+            opened,
+            content=EVENT_STREAM if envelope.stream else JSON,
+            headers=id_header(record.client_id or request.id),
+            cut_on_error=not self._done_after_error,
+            heartbeat=self._heartbeat if envelope.stream else inf,
+            server_timing=not envelope.stream,
+        )
 
     def _open(
         self, request: GenerateRequest, envelope: Envelope, record: RequestRecord, *, timing: bool

@@ -85,6 +85,16 @@ class StreamResponse:
         stream gets a comment; ``inf``: never.
     """
 
+    __slots__ = (
+        "_content",
+        "_cut_on_error",
+        "_headers",
+        "_heartbeat",
+        "_opened",
+        "_refuse",
+        "_server_timing",
+    )
+
     def __init__(
         self,
         opened: AbstractAsyncContextManager[Stream[bytes]],

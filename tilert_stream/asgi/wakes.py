@@ -51,6 +51,14 @@ class SentNow:
     :param send_now: takes a part of the body; what it returns must be awaited before the next one.
     """
 
+    __slots__ = (
+        "_begun",
+        "_first",
+        "_rest",
+        "_send_now",
+        "_stream",
+    )
+
     def __init__(self, stream: Stream[bytes], send_now: SendNow) -> None:
         self._stream = stream
         self._send_now = send_now

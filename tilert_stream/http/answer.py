@@ -42,6 +42,22 @@ class Answer:
     :param over: called when the answer is complete, and when nobody reads it any more.
     """
 
+    __slots__ = (
+        "_bodiless",
+        "_chunks_allowed",
+        "_closing",
+        "_conn",
+        "_framing",
+        "_head",
+        "_over",
+        "_record",
+        "_sock",
+        "_writer",
+        "complete",
+        "gone",
+        "head_left",
+    )
+
     def __init__(
         self,
         conn: h11.Connection,

@@ -64,6 +64,21 @@ class Connection:
     :param state: what the app's lifespan left for its requests; None without lifespan.
     """
 
+    __slots__ = (
+        "_app",
+        "_client",
+        "_heads",
+        "_ledger",
+        "_name",
+        "_resets",
+        "_server",
+        "_settings",
+        "_silence",
+        "_sock",
+        "_state",
+        "_writer",
+    )
+
     def __init__(
         self,
         sock: socket.socket,

@@ -48,6 +48,24 @@ class Exchange:
     :param closing: whether the connection must close after this answer (the server drains).
     """
 
+    __slots__ = (
+        "_body",
+        "_body_complete",
+        "_body_delivered",
+        "_body_seen",
+        "_changed",
+        "_conn",
+        "_consumed",
+        "_on_gone",
+        "_pipelined",
+        "_reading",
+        "_settings",
+        "_sock",
+        "answer",
+        "input_ended",
+        "refused",
+    )
+
     def __init__(
         self,
         conn: h11.Connection,

@@ -31,6 +31,16 @@ class HeadReader:
     :param draining: whether no further request is to be taken.
     """
 
+    __slots__ = (
+        "_draining",
+        "_half_line",
+        "_idle",
+        "_settings",
+        "_sock",
+        "conn",
+        "input_ended",
+    )
+
     def __init__(
         self, sock: socket.socket, settings: ServerSettings, draining: Callable[[], bool]
     ) -> None:

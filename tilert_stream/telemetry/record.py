@@ -30,7 +30,7 @@ class Tally:
     :param clock: seconds; the one that the request's states are noted by.
     """
 
-    __slots__ = ("_clock", "count", "first", "gaps", "last")
+    __slots__ = ("_clock", "_gaps", "count", "first", "last")
 
     def __init__(self, clock: Callable[[], float] = CLOCK) -> None:
         self._clock = clock
@@ -38,8 +38,13 @@ class Tally:
         self.first = 0.0
         """Seconds on the clock; means nothing while ``count`` is 0, like ``last``."""
         self.last = 0.0
-        self.gaps = [0] * (len(GAP_BOUNDS) + 1)
+        # Made with the second token: a request that waits for it is as small as can be.
+        self._gaps: list[int] | None = None
+
+    @property
+    def gaps(self) -> list[int]:
         """Times between tokens, counted by ``GAP_BOUNDS``."""
+        return _no_gaps() if self._gaps is None else self._gaps
 
     def note(self, items: Iterable[object]) -> None:
         """Count the tokens among ``items``, which one wake has brought."""
@@ -50,13 +55,21 @@ class Tally:
         if not tokens:
             return
         now = self._clock()
-        if self.count:
-            self.gaps[bisect_left(GAP_BOUNDS, (now - self.last) / tokens)] += tokens
-        else:
+        if self.count + tokens > 1 and self._gaps is None:
+            self._gaps = _no_gaps()
+        if self._gaps is not None:
+            if self.count:
+                self._gaps[bisect_left(GAP_BOUNDS, (now - self.last) / tokens)] += tokens
+            else:
+                self._gaps[0] += tokens - 1
+        if not self.count:
             self.first = now
-            self.gaps[0] += tokens - 1
         self.count += tokens
         self.last = now
+
+
+def _no_gaps() -> list[int]:
+    return [0] * (len(GAP_BOUNDS) + 1)
 
 
 @dataclass(slots=True)
