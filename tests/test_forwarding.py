@@ -167,8 +167,13 @@ async def test_cancelled_and_closed_nothing_runs_any_more(monkeypatch: pytest.Mo
             assert stream.scope.mailbox.put(TokenBatch((1,)), END)
             stream.close()
         await anyio.wait_all_tasks_blocked()
-        taken: list[str] = []
-        monkeypatch.setattr(Stream, "take", lambda _stream: taken.append("again"))
+        taken: list[object] = []
+
+        def again(late: object) -> list[str]:
+            taken.append(late)
+            return []
+
+        monkeypatch.setattr(Stream, "take", again)
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
     assert taken == []
