@@ -203,7 +203,7 @@ def test_the_list_of_models_has_the_capabilities(card: ModelCard) -> None:
 def test_forced_parameters_deeper_than_can_be_written(card: ModelCard) -> None:
     """JSON may come 1,024 levels deep; Python's writer has less room than that."""
 
-    def first_rule(tools: Sequence[Tool], _several: bool) -> str:  # noqa: FBT001 - the card's type
+    def first_rule(tools: Sequence[Tool], _several: bool) -> str:
         return json_call_rule(tools[0])
 
     forcing = replace(
