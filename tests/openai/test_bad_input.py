@@ -333,6 +333,22 @@ def test_wrong_sampling(card: ModelCard, fields: dict[str, object], param: str) 
         assert (error.status, error.param) == (400, param)
 
 
+@pytest.mark.parametrize("levels", [126, 400])
+def test_a_schema_deeper_than_can_be_written(card: ModelCard, levels: int) -> None:
+    """JSON may come deeper than it can be written again; each level is an object and a list."""
+    able = replace(card, capabilities=ENGINE_CAPABILITIES)
+    deep = b'{"anyOf":[' * levels + b"{}" + b"]}" * levels
+    schema = b'{"type":"json_schema","json_schema":{"name":"a","schema":' + deep + b"}}"
+    for name, value, param in (
+        (b"response_format", schema, "response_format.json_schema.schema"),
+        (b"structured_outputs", b'{"json":' + deep + b"}", "structured_outputs.json"),
+    ):
+        body = orjson.dumps(HI)[:-1] + b',"' + name + b'":' + value + b"}"
+        error = refused_chat(able, body)
+        assert (error.status, error.param) == (400, param)
+        assert "deep" in error.message
+
+
 def test_top_logprobs_need_logprobs(card: ModelCard) -> None:
     able = replace(card, capabilities=ENGINE_CAPABILITIES)
     assert refused_chat(able, HI | {"top_logprobs": 2}).param == "top_logprobs"

@@ -14,9 +14,12 @@ from tilert_stream.model.card import ModelCard
 from tilert_stream.model.chat_template import ChatTemplate
 from tilert_stream.openai.chat import parse_chat
 from tilert_stream.openai.objects import model_list
+from tilert_stream.parsers.call_rules import json_call_rule
 from tilert_stream.serve.request_options import ENGINE_CAPABILITIES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tilert_stream.openai.build import Parsed
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
@@ -195,3 +198,23 @@ def test_the_list_of_models_has_the_capabilities(card: ModelCard) -> None:
     for each, right in ((card, ["min_p", "seed"]), (capable, ["tools"])):
         listed: Any = model_list([each])["data"]
         assert listed[0]["capabilities"] == right
+
+
+def test_forced_parameters_deeper_than_can_be_written(card: ModelCard) -> None:
+    """JSON may come 1,024 levels deep; Python's writer has less room than that."""
+
+    def first_rule(tools: Sequence[Tool], _several: bool) -> str:
+        return json_call_rule(tools[0])
+
+    forcing = replace(
+        card,
+        chat_template=ChatTemplate("{{ messages[0].content }}"),
+        capabilities=ENGINE_CAPABILITIES | {"tools"},
+        call_grammar=first_rule,
+    )
+    flat = orjson.dumps({"messages": HI, "tool_choice": "required", "tools": [WEATHER]})
+    assert parse_chat(flat, forcing).request.sampling.grammar is not None
+    deep = b'{"anyOf":[' * 490 + b"{}" + b"]}" * 490
+    with pytest.raises(InvalidRequest, match="deep") as caught:
+        parse_chat(flat.replace(orjson.dumps(PARAMETERS), deep), forcing)
+    assert caught.value.param == "tools"

@@ -60,11 +60,22 @@ def structured_outputs(grammar: str) -> dict[str, object]:
     return {"grammar": parts[0]["lark_grammar"]} if schema is None else {"json": schema}
 
 
-def schema_grammar(schema: Mapping[str, object]) -> str:
-    """The grammar of JSON that ``schema`` describes."""
-    return orjson.dumps(
-        {"grammars": [{"json_schema": {"x-guidance": WHITESPACE} | dict(schema)}]}
-    ).decode()
+def schema_grammar(schema: Mapping[str, object], param: str | None = None) -> str:
+    """The grammar of JSON that ``schema`` describes.
+
+    :param param: the field that it came in.
+    :raises ~tilert_stream.errors.InvalidRequest: it nests deeper than can be written.
+    """
+    grammar = {"grammars": [{"json_schema": {"x-guidance": WHITESPACE} | dict(schema)}]}
+    try:
+        return orjson.dumps(grammar).decode()
+    except orjson.JSONEncodeError as error:
+        # What was parsed can be written again, but for its depth: a schema may come 1,024 levels
+        # deep, and 254 can be written.
+        raise InvalidRequest(
+            f"{param or 'the schema'} nests too deep ({error}); send one of at most 250 levels",
+            param=param,
+        ) from error
 
 
 def lark_grammar(source: str) -> str:
@@ -90,7 +101,8 @@ def _of_format(given: Mapping[str, object]) -> str | None:
             param="response_format.type",
         )
     named = _object(given.get("json_schema"), "response_format.json_schema")
-    return schema_grammar(_object(named.get("schema"), "response_format.json_schema.schema"))
+    param = "response_format.json_schema.schema"
+    return schema_grammar(_object(named.get("schema"), param), param)
 
 
 def _of_structured(given: Mapping[str, object]) -> str:
@@ -106,7 +118,7 @@ def _of_structured(given: Mapping[str, object]) -> str:
     if name == "json_object":
         return schema_grammar(ANY_OBJECT)
     if name == "json":
-        return schema_grammar(_object(_parsed(value), param))
+        return schema_grammar(_object(_parsed(value), param), param)
     if name == "choice":
         return lark_grammar("start: " + " | ".join(map(lark_string, _choices(value, param))))
     if name not in ("grammar", "regex"):

@@ -35,7 +35,8 @@ def force_call(
     """The call that ``choice`` forces; None where the model is free.
 
     :param several: whether one call may follow another.
-    :raises ~tilert_stream.errors.InvalidRequest: it is none of OpenAI's choices, or names no tool.
+    :raises ~tilert_stream.errors.InvalidRequest: it is none of OpenAI's choices, or names no tool;
+        or a tool's parameters nest too deep.
     :raises ~tilert_stream.errors.UnsupportedParameter: calls of this model cannot be forced.
     """
     if choice in (None, "none", "auto"):
@@ -56,7 +57,14 @@ def force_call(
     wanted = [_named(choice, tools)] if isinstance(choice, dict) else tools
     source = None
     if card.call_grammar is not None:
-        source = card.call_grammar(wanted, several and not named)
+        try:
+            source = card.call_grammar(wanted, several and not named)
+        except RecursionError as error:
+            raise InvalidRequest(
+                "the parameters of a tool nest too deep for a call to be forced; send flatter ones,"
+                ' or tool_choice "auto"',
+                param="tools",
+            ) from error
     if source is None:
         raise UnsupportedParameter(
             f"tool_choice is {describe(choice)}, which is not served (calls of this model's output"

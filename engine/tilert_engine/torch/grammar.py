@@ -107,6 +107,12 @@ class Grammars:
                 return matcher
         # Unlocked: an engine's thread must not wait for what somebody else's grammar takes.
         matcher = self.compile(grammar)
+        # Some that compile allow nothing at all (a schema that only refers to itself): this says so
+        # before a slot is taken.
+        begun = matcher.deep_copy()
+        begun.compute_bitmask()
+        if begun.is_error():
+            matcher = begun
         with self._lock:
             self._compiled[grammar] = matcher
             if len(self._compiled) > KEPT:

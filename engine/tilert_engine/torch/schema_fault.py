@@ -25,6 +25,8 @@ def fault_of(grammar: str, message: str) -> InvalidRequest:
 
     :param message: what the library says of the whole.
     """
+    # Of one that compiles, the library adds its whole state below the first line.
+    message = message.partition("\n<state>")[0]
     schema = _schema(grammar)
     if schema is None:
         return InvalidRequest(f"the answer's grammar cannot be followed: {message[:MESSAGE_MAX]}")

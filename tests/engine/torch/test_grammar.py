@@ -135,6 +135,18 @@ def test_those_asked_for_last_are_kept(grammars: Grammars) -> None:
         assert caught.value.param == "response_format.json_schema.schema.properties.a"
 
 
+def test_a_schema_that_only_refers_to_itself_is_refused(grammars: Grammars) -> None:
+    """It compiles, and allows nothing: before a slot is taken, and without the library's state."""
+    for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}):
+        for _ in range(2):
+            with pytest.raises(InvalidRequest) as caught:
+                grammars.check(of(schema))
+            assert caught.value.param == "response_format.json_schema.schema"
+            assert "<state>" not in caught.value.message
+    endless = of({"type": "object", "properties": {"a": {"$ref": "#"}}})
+    grammars.check(endless)
+
+
 def test_an_answer_does_not_wait_for_somebody_elses_grammar() -> None:
     begun, go_on = threading.Event(), threading.Event()
     slow = of({"const": "slow"})
