@@ -162,8 +162,16 @@ def kind_of(stage: object) -> Kind | None:
     if isinstance(stage, type):
         return _kind_by_methods(stage)
     cls = cast("Hashable", type(stage))
-    # Only an object with methods that its class lacks is looked at each time.
-    return _kind_of_class(cls) or _kind_by_methods(stage)
+    kind = _kind_of_class(cls)
+    if kind is None and _has_own_methods(stage):
+        return _kind_by_methods(stage)
+    return kind
+
+
+def _has_own_methods(stage: object) -> bool:
+    """Whether it may have methods that its class lacks; asked once a request, of its encoder."""
+    own = getattr(stage, "__dict__", ())
+    return not _ALL_METHODS.isdisjoint(own) or hasattr(type(stage), "__getattr__")
 
 
 def _kind_by_methods(stage: object) -> Kind | None:
@@ -180,6 +188,7 @@ _METHODS = {
     Kind.TRANSFORM: ("feed", "finish"),
     Kind.STAGE: ("run",),
 }
+_ALL_METHODS = frozenset(name for names in _METHODS.values() for name in names)
 
 
 @lru_cache(maxsize=1024)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from os import urandom
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
 from .request_headers import client_request_id
 
@@ -24,7 +24,7 @@ def id_header(request_id: str | None = None) -> Headers:
 
     :param request_id: None makes one.
     """
-    return ((b"x-request-id", (request_id or uuid4().hex).encode()),)
+    return ((b"x-request-id", (request_id or urandom(16).hex()).encode()),)
 
 
 def answer_id(scope: Scope) -> str:
@@ -34,7 +34,7 @@ def answer_id(scope: Scope) -> str:
     """
     kept: str | None = scope.get(ANSWER_ID)
     if kept is None:
-        kept = scope[ANSWER_ID] = client_request_id(scope["headers"]) or uuid4().hex
+        kept = scope[ANSWER_ID] = client_request_id(scope["headers"]) or urandom(16).hex()
     return kept
 
 

@@ -78,7 +78,8 @@ class Member(Generic[T]):
         self.requests = 0
         """Of this router, on that node now."""
         self.shunned_until = 0.0
-        self._left = Event()
+        self._left: Event | None = None
+        """Somebody waits until a request has left."""
 
     def visit(self) -> Visit:
         """Count one request more."""
@@ -87,11 +88,14 @@ class Member(Generic[T]):
 
     def _count_one_less(self) -> None:
         self.requests -= 1
-        self._left.set()
-        self._left = Event()
+        if self._left is not None:
+            left, self._left = self._left, None
+            left.set()
 
     async def wait_left(self) -> None:
         """Wait until a request of this router has left the node."""
+        if self._left is None:
+            self._left = Event()
         await self._left.wait()
 
 

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from dataclasses import dataclass, field
-from uuid import uuid4
+from os import urandom
 
 __all__ = ("AccessRecord", "logger", "printable")
 
@@ -53,7 +53,7 @@ class AccessRecord:
         Never the client's, which may be anything, and the same for many requests.
         """
         if not (self.named and _HEADER_VALUE.fullmatch(self.request_id)):
-            self.request_id = uuid4().hex
+            self.request_id = urandom(16).hex()
         return self.request_id
 
     def write(self) -> None:

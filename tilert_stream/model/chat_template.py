@@ -36,14 +36,21 @@ class ChatTemplate:
                 " pip install 'tilert-stream[engine]'"
             ) from error
         try:
-            self._template = compile_template(source)
+            template = compile_template(source)
         except TemplateError as error:
             raise ConfigError(
                 f"the model's chat template is not valid Jinja: {error.message}"
             ) from error
         self.source = source
+        self._template = template
         self._raised = RaisedByTemplate
-        self._special_tokens = dict(special_tokens or {})
+        # Once, in place of jinja2's own merging for each rendering.
+        self._variables: dict[str, object] = {
+            **template.globals,
+            "tools": None,
+            "documents": None,
+            **(special_tokens or {}),
+        }
 
     def render(
         self,
@@ -59,12 +66,15 @@ class ChatTemplate:
         :param kwargs: further variables, such as ``enable_thinking``.
         :raises ~tilert_stream.errors.InvalidRequest: the template refuses or cannot render them.
         """
-        variables: dict[str, object] = {"tools": None, "documents": None}
-        variables |= self._special_tokens | kwargs
-        variables["messages"] = messages
-        variables["add_generation_prompt"] = add_generation_prompt
+        variables = {
+            **self._variables,
+            **kwargs,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(variables)
+            context = self._template.new_context(variables, shared=True)
+            return "".join(self._template.root_render_func(context))
         except self._raised as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error.message}",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from math import isfinite
+from os import urandom
 from typing import TYPE_CHECKING, Final, NamedTuple
-from uuid import uuid4
 
 from ..errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from ..events import GenerateRequest, Limits, Sampling
@@ -110,7 +110,7 @@ def build(
         )
     max_tokens = _max_tokens(len(prompt_ids), card.max_seq_len, prompt_param, budget)
     request = GenerateRequest(
-        id=uuid4().hex,
+        id=urandom(16).hex(),
         prompt_ids=prompt_ids,
         limits=_limits(wire, card, max_tokens, budget.param),
         sampling=_sampling(wire, card, prompt_ids, logprobs, grammar),

@@ -1,7 +1,8 @@
 """Counts and histograms: requests that begin and end in, a reading out.
 
 All numbers are plain ints and floats of the event loop's thread. They change when a request begins
-or ends, never with a token.
+or ends, never with a token. Complete requests are counted a few at a time: the client of a kept
+connection has often sent the next one by then, and waits for it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..errors import TilertStreamError
-    from ..events import Finished
+    from ..events import Finished, PromptUsage
     from ..scope import RequestScope
     from .metrics import Metric
     from .record import RequestRecord
+
+    _Complete = tuple[Timeline, Finished, RequestRecord | None, PromptUsage]
 
 __all__ = ("Meter", "Reading")
 
 RECEIVING: Final = "receiving"
 """The phase of a request that its client left before it was read."""
+UNCOUNTED: Final = 16
+"""So many complete requests may wait to be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Meter:
         self._live: dict[int, RequestScope] = {}
         self._counters: dict[Metric, Counter[str]] = {}
         self._histograms: dict[Metric, Histogram] = {}
+        self._uncounted: list[_Complete] = []
         for metric in METRICS:
             if metric.kind == "counter":
                 self._counters[metric] = Counter()
@@ -61,21 +67,31 @@ class Meter:
         self._live[id(scope)] = scope
 
     def ended(self, scope: RequestScope, outcome: Finished) -> None:
-        """Count all that is known of it."""
+        """Count all that is known of it, at the latest with the next reading."""
         self._live.pop(id(scope), None)
-        timeline = Timeline.of(scope)
-        self._count_times(timeline)
+        self._uncounted.append((Timeline.of(scope), outcome, scope.record, scope.usage))
+        if outcome.error is None and outcome.reason != "cancelled":
+            if len(self._uncounted) >= UNCOUNTED:
+                self._count_all()
+            return
+        # At once: an error holds on to the frames that it came through.
+        self._count_all()
         if outcome.reason == "cancelled":
             self._count(metrics.CANCELLED, 1, phase_of(scope))
         elif outcome.error is not None:
             self._count_error(outcome.error)
-        else:
-            self._count(metrics.FINISHED, 1, outcome.reason)
-            self._observe(metrics.DURATION, timeline.total)
-            self._observe(metrics.TPOT, timeline.time_per_output_token)
-        if scope.record is not None and timeline.tokens:
-            self._count_tokens(scope, scope.record, timeline)
-        self._count_drafts(outcome)
+
+    def _count_all(self) -> None:
+        for timeline, outcome, record, usage in self._uncounted:
+            self._count_times(timeline)
+            if outcome.error is None and outcome.reason != "cancelled":
+                self._count(metrics.FINISHED, 1, outcome.reason)
+                self._observe(metrics.DURATION, timeline.total)
+                self._observe(metrics.TPOT, timeline.time_per_output_token)
+            if record is not None and timeline.tokens:
+                self._count_tokens(record, usage, timeline)
+            self._count_drafts(outcome)
+        self._uncounted.clear()
 
     def refused(self, record: RequestRecord, error: TilertStreamError) -> None:
         """Count why."""
@@ -97,13 +113,13 @@ class Meter:
         if timeline.tokens > 1:
             self._observe(metrics.DECODE, timeline.decode)
 
-    def _count_tokens(self, scope: RequestScope, record: RequestRecord, timeline: Timeline) -> None:
+    def _count_tokens(self, record: RequestRecord, usage: PromptUsage, timeline: Timeline) -> None:
         self._histograms[metrics.ITL].add(record.tokens.gaps, timeline.decode or 0.0)
-        self._count(metrics.PROMPT_TOKENS, scope.usage.prompt_tokens)
-        self._count(metrics.CACHED_TOKENS, scope.usage.cached_tokens or 0)
+        self._count(metrics.PROMPT_TOKENS, usage.prompt_tokens)
+        self._count(metrics.CACHED_TOKENS, usage.cached_tokens or 0)
         self._count(metrics.GENERATION_TOKENS, record.answer_tokens)
         self._count(metrics.KV_BYTES, record.kv_bytes)
-        self._observe(metrics.PROMPT_LENGTH, scope.usage.prompt_tokens)
+        self._observe(metrics.PROMPT_LENGTH, usage.prompt_tokens)
         self._observe(metrics.ANSWER_LENGTH, record.answer_tokens)
 
     def _count_drafts(self, outcome: Finished) -> None:
@@ -127,6 +143,7 @@ class Meter:
 
     def reading(self) -> Reading:
         """All numbers as they stand."""
+        self._count_all()
         live = len(self._live)
         waiting = sum(s.lifecycle.state is State.QUEUED for s in self._live.values())
         return Reading(

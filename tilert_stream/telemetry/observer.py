@@ -7,13 +7,14 @@ fails at one request would fail at each.
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import TilertStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from types import TracebackType
 
     from ..events import Finished
     from ..scope import RequestScope
@@ -67,14 +68,9 @@ class Observers:
         """As the contract."""
         self._tell(lambda observer: observer.refused(record, error))
 
-    @contextmanager
-    def refusals(self, record: RequestRecord) -> Generator[None]:
+    def refusals(self, record: RequestRecord) -> AbstractContextManager[None]:
         """A block in which a request is read: what it raises is a refusal."""
-        try:
-            yield
-        except TilertStreamError as error:
-            self.refused(record, error)
-            raise
+        return _Refusals(self, record)
 
     def _tell(self, call: Callable[[Observer], None]) -> None:
         for observer in self._observers:
@@ -87,3 +83,23 @@ class Observers:
                         "%s failed; it is called on, and this is said once",
                         type(observer).__name__,
                     )
+
+
+class _Refusals:
+    __slots__ = ("_observers", "_record")
+
+    def __init__(self, observers: Observers, record: RequestRecord) -> None:
+        self._observers = observers
+        self._record = record
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, TilertStreamError):
+            self._observers.refused(self._record, error)
