@@ -19,6 +19,7 @@ from .channels import interrupted
 from .completion import Completion
 from .errors import EngineDied, NotReady
 from .lease import Ledger
+from .opened import Opened
 from .telemetry.observer import Observers
 from .telemetry.record import RequestRecord
 from .time_limits import TimeLimits
@@ -119,6 +120,9 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
                         stream.scope.mailbox.put(interrupted())
         finally:
             self._tasks = None
+            for stream in self._streams:
+                # Its producer may have been cancelled before its first step.
+                stream.produced()
             with CancelScope(shield=True):
                 for worker in self._workers:
                     await to_thread.run_sync(worker.stop)
@@ -177,20 +181,23 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         :raises ~tilert_stream.errors.NotReady: the service has not been entered.
         :raises ~tilert_stream.errors.EngineDied: an engine is dead.
         """
-        self._alive()
-        pipeline: Pipeline[Encoded] = self.pipeline.then(encode, name="encode")
-        return pipeline.open(
+        tasks = self._alive()
+        pipeline = self.pipeline.then(encode, name="encode")
+        return Opened(lambda: self._make(pipeline, request, record), tasks, self._streams)
+
+    def _make(
+        self, pipeline: Pipeline[Any], request: GenerateRequest, record: RequestRecord | None
+    ) -> Stream[Any]:
+        observed = bool(self.observers)
+        return pipeline.stream(
             request,
             ledger=self.ledger,
             trace=self._trace,
             coalesce=self._coalesce,
             watchdog=self._watchdog,
-            record=self._recorded(record),
-            observer=self.observers or None,
+            record=RequestRecord() if record is None and observed else record,
+            observer=self.observers if observed else None,
         )
-
-    def _recorded(self, record: RequestRecord | None) -> RequestRecord | None:
-        return RequestRecord() if record is None and self.observers else record
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Out]:
         """The answer to ``request``, item by item, without any wire format.
@@ -202,15 +209,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         # The producer lives in the service's task group: a generator must not yield inside one of
         # its own, and closing the stream is synchronous.
         tasks = self._alive()
-        stream: Stream[Any] = self.pipeline.stream(
-            request,
-            ledger=self.ledger,
-            trace=self._trace,
-            coalesce=self._coalesce,
-            watchdog=self._watchdog,
-            record=self._recorded(None),
-            observer=self.observers or None,
-        )
+        stream = self._make(self.pipeline, request, None)
         self._streams.add(stream)
         stream.start(tasks)
         try:

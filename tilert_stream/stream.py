@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from anyio import CancelScope
+from anyio import CancelScope, Event
 from anyio.lowlevel import checkpoint
 
 from .channels import StageRunner, interrupted
@@ -60,6 +60,7 @@ class Stream(Generic[Out]):
         "_coalesce",
         "_head",
         "_observer",
+        "_produced",
         "_producing",
         "_stages",
         "_tally",
@@ -83,6 +84,7 @@ class Stream(Generic[Out]):
         """How the answer ended. Known together with its last items; None while it runs."""
         self._closed = False
         self._producing = True
+        self._produced: Event | None = None
         self._coalesce = coalesce
         self._watchdog = watchdog
         self._observer = observer
@@ -116,7 +118,23 @@ class Stream(Generic[Out]):
             self.scope.mailbox.put(interrupted())
             raise
         finally:
-            self._producing = False
+            self.produced()
+
+    def produced(self) -> None:
+        """Nothing works for the request any more. Sync, idempotent."""
+        self._producing = False
+        if self._produced is not None:
+            self._produced.set()
+
+    async def wait_produced(self) -> None:
+        """Wait until nothing works for a request that was closed. A checkpoint only if it does.
+
+        Cancelling does not end it: what was asked to end ends.
+        """
+        if self._producing:
+            self._produced = Event()
+            with CancelScope(shield=True):
+                await self._produced.wait()
 
     async def _produce(self) -> None:
         """Steps one after another, then the source: the life of the request up to its tokens."""

@@ -9,6 +9,7 @@ failure.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -93,6 +94,7 @@ class StreamResponse:
         "_opened",
         "_refuse",
         "_server_timing",
+        "_started",
     )
 
     def __init__(
@@ -113,6 +115,7 @@ class StreamResponse:
         self._refuse = refuse
         self._heartbeat = heartbeat
         self._server_timing = server_timing
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
@@ -149,7 +152,7 @@ class StreamResponse:
         if send_now is None or getattr(send, "__self__", None) is not send_now.__self__:
             # Another server, or a middleware that wants to see every message.
             return stream
-        return SentNow(stream, send_now)
+        return SentNow(stream, send_now, partial(self._start, stream.scope, None))
 
     async def _write(
         self,
@@ -159,17 +162,16 @@ class StreamResponse:
         listener: DisconnectListener,
     ) -> Finished | None:
         """Write until the end; the outcome if it is an error that nothing has been sent before."""
-        started = over = False
+        over = False
         async for chunks in wakes:
             body = b"".join(chunks)
             outcome = stream.outcome
             failed = outcome is not None and outcome.error is not None
-            if failed and not started:
+            if failed and not self._started:
                 break
             over = outcome is not None and not (failed and self._cut_on_error)
             listener.over = over
-            if not started:
-                started = True
+            if not self._started:
                 await send(self._start(stream.scope, len(body) if over else None))
             await send({"type": "http.response.body", "body": body, "more_body": not over})
         outcome = stream.outcome
@@ -177,13 +179,14 @@ class StreamResponse:
         if not (over or failed):
             # The end came behind the last bytes: the encoder had nothing more to say.
             listener.over = True
-            if not started:
+            if not self._started:
                 await send(self._start(stream.scope, 0))
             await send({"type": "http.response.body"})
             return None
-        return None if started else outcome
+        return None if self._started else outcome
 
     def _start(self, request: RequestScope, length: int | None) -> dict[str, object]:
+        self._started = True
         headers = [*self._content, *self._headers]
         if request.record is not None:
             request.record.status = 200

@@ -9,11 +9,12 @@ from anyio import move_on_after
 from ..lifecycle import State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from ..stream import Stream
 
-    SendNow = Callable[[bytes], "Callable[[], Awaitable[None]] | None"]
+    Start = Mapping[str, object]
+    SendNow = Callable[[bytes, Start | None], "Callable[[], Awaitable[None]] | None"]
 
 __all__ = ("HEARTBEAT", "SEND_NOW", "Heartbeats", "SentNow")
 
@@ -46,24 +47,22 @@ class Heartbeats:
 
 
 class SentNow:
-    """The first items of a stream and its last ones; what comes between has been sent already.
+    """The last items of a stream; what comes before has been sent already.
 
-    :param send_now: takes a part of the body; what it returns must be awaited before the next one.
+    :param send_now: takes a part of the body, and with the first one the message that begins the
+        answer; what it returns must be awaited before the next one.
+    :param start: makes that message.
     """
 
-    __slots__ = (
-        "_begun",
-        "_first",
-        "_rest",
-        "_send_now",
-        "_stream",
-    )
+    __slots__ = ("_begun", "_rest", "_send_now", "_start", "_stream")
 
-    def __init__(self, stream: Stream[bytes], send_now: SendNow) -> None:
+    def __init__(
+        self, stream: Stream[bytes], send_now: SendNow, start: Callable[[], Start]
+    ) -> None:
         self._stream = stream
         self._send_now = send_now
+        self._start = start
         self._begun = False
-        self._first: list[bytes] = []
         self._rest: Callable[[], Awaitable[None]] | None = None
 
     def __aiter__(self) -> SentNow:
@@ -78,18 +77,15 @@ class SentNow:
                 if self._rest is not None:
                     rest, self._rest = self._rest, None
                     await rest()
-            if self._first:
-                first, self._first = self._first, []
-                return first
             if last:
                 return last
         raise StopAsyncIteration
 
     def _send(self, items: list[bytes]) -> bool:
-        """Send ``items``, or leave them to the task; whether more can follow at once."""
+        """Send ``items``; whether more can follow at once."""
+        start = None
         if not self._begun:
             self._begun = True
-            self._first = items
-            return False
-        self._rest = self._send_now(b"".join(items))
+            start = self._start()
+        self._rest = self._send_now(b"".join(items), start)
         return self._rest is None

@@ -2,7 +2,8 @@
 
 h11 writes the status line and the fields of the framing, and keeps its state by them; it checks
 every field four times on the way. What describes a stream is plain, and checked here at once; what
-is not (a length, a connection's fate, any unusual byte) is left to h11 altogether.
+is not (a length, a connection's fate, any unusual byte) is left to h11 altogether. The head of a
+plain answer in chunks, to a request that leaves the connection open, need not pass h11 at all.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class AnswerHead:
     :raises h11.LocalProtocolError: a field or the status is invalid.
     """
 
-    __slots__ = ("_fields", "_names", "_plain", "_response", "status")
+    __slots__ = ("_fields", "_names", "_plain", "status")
 
     def __init__(self, message: Message) -> None:
         self.status: int = message["status"]
@@ -55,7 +56,7 @@ class AnswerHead:
             or self._plain.count(b"\r\n") != len(fields)
         ):
             self._plain = b""
-        self._response = _response(self.status, [] if self._plain else fields)
+            _response(self.status, fields)  # raises now, and not with the first byte of the body
 
     @property
     def request_id(self) -> str | None:
@@ -79,8 +80,20 @@ class AnswerHead:
         if close:
             kept = [field for field in self._fields if field[0].lower() != b"connection"]
             return conn.send(_response(self.status, [*kept, (b"connection", b"close")]))
-        head = conn.send(self._response)
-        return head[:-2] + self._plain + b"\r\n" if self._plain else head
+        if not self._plain:
+            return conn.send(_response(self.status, self._fields))
+        return conn.send(_response(self.status, []))[:-2] + self._plain + b"\r\n"
+
+    def chunked(self) -> bytes | None:
+        """Its bytes, for a body in chunks, without h11; None where that must have a look."""
+        if not self._plain or not 200 <= self.status <= 599:
+            return None
+        reason = REASONS.get(self.status, b"")
+        return b"HTTP/1.1 %d %b\r\nTransfer-Encoding: chunked\r\n%b\r\n" % (
+            self.status,
+            reason,
+            self._plain,
+        )
 
 
 def _response(status: int, fields: Fields) -> h11.Response:

@@ -19,7 +19,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
-import h11
 
 from ..errors import TilertStreamError
 from .access_log import AccessRecord
@@ -44,6 +43,7 @@ from .tls import handshake
 if TYPE_CHECKING:
     import socket
 
+    import h11
     from starlette.types import ASGIApp, Scope
 
     from .ledger import Ledger
@@ -110,7 +110,7 @@ class Connection:
                 self._silence.cancel()
             await handshake(self._sock, self._settings.header_timeout, self._silence)
             while await self._serve_one():
-                self._heads.conn.start_next_cycle()
+                pass
         except ClientGone as error:
             self._resets = True
             logger.info("%s: %s", self._name, error)
@@ -237,8 +237,8 @@ class Connection:
                 logger.error("The app failed after answering %s", record.request, exc_info=failure)
             keep = (
                 failure is None
-                and self._heads.conn.states == _BOTH_DONE
                 and exchange.answer.gone is None
+                and self._heads.go_on(answered=not exchange.answer.untold)
             )
             if not keep and not exchange.input_clean:
                 await self._linger()
@@ -299,9 +299,6 @@ class Connection:
                 if not data:
                     return
                 unread -= len(data)
-
-
-_BOTH_DONE = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
 
 
 def _is_head(request: h11.Request | None) -> bool:

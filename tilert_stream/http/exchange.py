@@ -220,9 +220,16 @@ class Exchange:
     # --- the app's side ----------------------------------------------------------------------
 
     async def receive(self) -> Message:
-        """ASGI ``receive``: the body, then ``http.disconnect`` when there is one. A checkpoint."""
-        await anyio.lowlevel.checkpoint()
-        if self._conn.they_are_waiting_for_100_continue and self.answer.gone is None:
+        """ASGI ``receive``: the body, then ``http.disconnect`` when there is one.
+
+        A checkpoint but for a body that has come: most have with their head, and a turn of the
+        loop is what a first token would pay for it.
+        """
+        if (
+            not self._body_complete
+            and self._conn.they_are_waiting_for_100_continue
+            and self.answer.gone is None
+        ):
             interim = self._conn.send(h11.InformationalResponse(status_code=100, headers=[]))
             self._limit_reading()
             with suppress(ClientGone):
@@ -242,6 +249,7 @@ class Exchange:
             if self._changed is None:
                 self._changed = anyio.Event()
             await self._changed.wait()
+        await anyio.lowlevel.checkpoint()
         return {"type": "http.disconnect"}
 
     def on_disconnect(self, callback: Callable[[], object]) -> bool:

@@ -82,6 +82,26 @@ class HeadReader:
             " once."
         )
 
+    def go_on(self, *, answered: bool) -> bool:
+        """Make ready for the next request; False: the connection can carry none. Sync.
+
+        :param answered: whether ``conn`` has sent the answer to the last one.
+        """
+        if answered:
+            if self.conn.states != _BOTH_DONE:
+                return False
+            self.conn.start_next_cycle()
+            return True
+        if self.conn.their_state is not h11.DONE:
+            return False
+        left, ended = self.conn.trailing_data
+        self.conn = self._parser()
+        if left:
+            self.conn.receive_data(left)
+        if ended:
+            self.conn.receive_data(b"")
+        return True
+
     def _take(self) -> tuple[h11.Request | None, bool]:
         """The head, if all of it has come; and whether there will be none."""
         try:
@@ -136,6 +156,7 @@ class HeadReader:
         return h11.Connection(h11.SERVER, max_incomplete_event_size=self._settings.max_header_bytes)
 
 
+_BOTH_DONE = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
 _EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
 
 
