@@ -148,6 +148,7 @@ async def test_cancelled_while_a_part_is_not_finished(request_to: Request) -> No
 
 
 async def test_cancelled_between_two_parts(request_to: Request) -> None:
+    messages = parts = 0
     with Gate() as gate:
         app, server = ScriptedApp(Script(before_chain=gate.pass_through)), FakeServer()
         async with app.lifespan():
