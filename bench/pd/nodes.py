@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ("Mocks", "NodeConnection")
 
 BACKLOG: Final = 2048
+SLOTS: Final = 4096
 ONE_SHOT: Final = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "echo"}
 ABOUT: Final = json_answer(
     {
@@ -171,8 +172,9 @@ class NodeConnection(RequestProtocol):
             if stream_of is not None:
                 stream_of.leave()
         mocks.generation += 1
-        grant = {"rid": rid, "incarnation": "mock", "generation": mocks.generation, "region": 0}
-        self.write(json_answer(grant | {"ttl": 30.0}))
+        generation = fields.get("generation") or mocks.generation
+        grant = {"rid": rid, "incarnation": "mock", "generation": generation, "region": 0}
+        self.write(json_answer(grant | {"ttl": 30.0, "slots": SLOTS}))
 
 
 def _number(fields: dict[str, Any]) -> int:

@@ -16,6 +16,7 @@ from tilert_stream.errors import (
     ContextLengthExceeded,
     EngineDied,
     EngineFault,
+    NotReady,
     TilertStreamError,
 )
 from tilert_stream.events import Finished, GenerateRequest, Limits, TextDelta
@@ -313,7 +314,7 @@ async def test_the_service_can_be_left_with_requests_in_it() -> None:
             tasks.start_soon(ask)
             await gate.arrival()
             gate.open()
-    assert [type(end) for end in ends] == [EngineDied]
+    assert [type(end) for end in ends] == [NotReady]
     assert node.service.ledger.counts == {}
     assert node.decode.busy == {}
 

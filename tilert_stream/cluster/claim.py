@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..events import GenerateRequest
+    from ..http.client import Begun
     from .decode_call import DecodeCall, Grant
     from .janitor import Janitor
     from .pool import Member, Visit
@@ -38,6 +39,9 @@ class Claim:
         self._janitor = janitor
         self._visit: Visit | None = None
         self._attempt = 0
+        self.foretold: Grant | None = None
+        """The grant as it was named to the node, and perhaps to prefill, by ``begin``."""
+        self._begun: Begun | None = None
         self.settled = True
         """The node holds nothing, or ends it by itself, or somebody else sees to that."""
 
@@ -52,6 +56,23 @@ class Claim:
             visit, self._visit = self._visit, None
             visit.leave()
 
+    def begin(self, layout: Mapping[str, object] | None) -> Grant | None:
+        """Ask the node, and leave the answer to ``ask``. Sync.
+
+        :returns: the grant as it will be; None: the node has not been asked.
+        """
+        node = self.member.node
+        foretold = node.foretell(self.request, self.member.requests)
+        if foretold is None:
+            return None
+        self._attempt = next(_attempts)
+        self._begun = node.begin_reserve(self.request, self._attempt, layout, foretold)
+        if self._begun is None:
+            return None
+        self.settled = False
+        self.foretold = foretold
+        return foretold
+
     async def ask(self, layout: Mapping[str, object] | None, *, wait: float = 0) -> Grant:
         """Have the node hold a slot.
 
@@ -61,16 +82,23 @@ class Claim:
         :raises ~tilert_stream.http.client.UpstreamError: it cannot be used.
         """
         node = self.member.node
+        begun, self._begun = self._begun, None
+        if begun is None:
+            await self._begin_anew()
+        try:
+            return await node.reserve(self.request, self._attempt, layout, wait=wait, begun=begun)
+        except _NOT_GRANTED:
+            self.settled = True
+            raise
+
+    async def _begin_anew(self) -> None:
+        self.foretold = None
+        node = self.member.node
         if not self.settled:
             # The node takes no request twice.
             await node.cancel(self.request.id, self._attempt)
         self._attempt = next(_attempts)
         self.settled = False
-        try:
-            return await node.reserve(self.request, self._attempt, layout, wait=wait)
-        except _NOT_GRANTED:
-            self.settled = True
-            raise
 
     def cancel(self) -> None:
         """Tell the node that the request has ended. Sync."""
@@ -82,6 +110,9 @@ class Claim:
     def leave(self) -> None:
         """Give it back. Sync, idempotent; what the node may still hold, the janitor cancels."""
         self.step_back()
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            begun.close()
         if not self.settled:
             self.settled = True
             self.cancel()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from secrets import randbelow
 from typing import TYPE_CHECKING, Final, cast
 
 import orjson
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from ..errors import TilertStreamError
     from ..events import GenerateRequest, Sampling
-    from ..http.client import HTTPClient, Response
+    from ..http.client import Begun, HTTPClient, Response
     from .address import NodeAddress
     from .signing import Sign
 
@@ -44,6 +45,8 @@ __all__ = ("DecodeCall", "Grant")
 
 ANSWER_BYTES: Final = 1024 * 1024
 REASON_MAX: Final = 2000
+FORETOLD: Final = 2**32
+"""From here on generations are chosen by routers; see ``tilert_transports.control.grant_id``."""
 
 _GONE: Final = frozenset({"kv_grant_gone"})
 
@@ -93,6 +96,34 @@ class DecodeCall:
         self._answer_timeout = answer_timeout
         self._kv_timeout = kv_timeout
         self._stock = False
+        self._incarnation: str | None = None
+        self._slots = 0
+
+    def foretell(self, request: GenerateRequest, holding: int) -> Grant | None:
+        """The grant as the node will give it; None: nobody knows. Sync.
+
+        So prefill can be told of it while it is asked for.
+
+        :param holding: requests of this router that are there already; with all its slots in use
+            the node would only refuse.
+        """
+        if self._stock or self._incarnation is None or holding >= self._slots:
+            return None
+        generation = FORETOLD + randbelow(2**53 - FORETOLD)
+        return Grant(request.id, self._incarnation, generation, 0, math.inf)
+
+    def begin_reserve(
+        self,
+        request: GenerateRequest,
+        attempt: int,
+        layout: Mapping[str, object] | None,
+        foretold: Grant,
+    ) -> Begun | None:
+        """Ask for what was foretold, and leave the answer to ``reserve``; None: not now. Sync."""
+        asked = _asked(request, attempt, layout)
+        body = orjson.dumps(asked | {"generation": foretold.generation})
+        headers = self._signing.headers("POST", "/pd/reserve", body)
+        return self.client.begin(self.origin, "POST", "/pd/reserve", headers, body)
 
     async def reserve(
         self,
@@ -101,6 +132,7 @@ class DecodeCall:
         layout: Mapping[str, object] | None = None,
         *,
         wait: float = 0,
+        begun: Begun | None = None,
     ) -> Grant:
         """Ask for a slot that ``request`` fits in.
 
@@ -108,6 +140,7 @@ class DecodeCall:
         :param layout: of the KV caches that prefill makes, field by field, where it is known.
         :param wait: seconds that the node may take until a slot comes free; a stock node knows no
             waiting.
+        :param begun: the same request, by ``begin_reserve``.
         :raises ~tilert_stream.errors.Busy: no slot is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
         :raises ~tilert_stream.errors.UnsupportedParameter: the node's engine cannot do what it asks
@@ -116,23 +149,14 @@ class DecodeCall:
         :raises ~tilert_stream.http.client.UpstreamError: it did not answer, or not with a grant.
         """
         if not self._stock:
-            prompt = request.prompt_ids
-            asked: dict[str, object] = {
-                "rid": request.id,
-                "attempt": attempt,
-                "max_len": len(prompt) + request.limits.max_tokens,
-                "prompt": {
-                    "tokens": len(prompt),
-                    "last_token": prompt[-1],
-                    "digest": prompt_digest(prompt),
-                },
-                "layout": layout,
-            }
-            if needs := request.sampling.needs():
-                asked["needs"] = needs
-            if wait:
-                asked["wait_s"] = wait
-            status, body, after = await self._post("/pd/reserve", asked, wait=wait)
+            if begun is None:
+                asked = _asked(request, attempt, layout)
+                if wait:
+                    asked["wait_s"] = wait
+                sent = orjson.dumps(asked)
+            else:
+                sent = begun.body
+            status, body, after = await self._post("/pd/reserve", sent, wait=wait, begun=begun)
             if status == 200:
                 return self._grant(body, request.id)
             if status != 404 or read_words(body).code is not None:
@@ -159,7 +183,11 @@ class DecodeCall:
 
     def _grant(self, body: bytes, request: str) -> Grant:
         try:
-            return _read_grant(as_object(orjson.loads(body), "the grant"), request)
+            fields = as_object(orjson.loads(body), "the grant")
+            grant = _read_grant(fields, request)
+            slots = fields.get("slots")
+            self._incarnation, self._slots = grant.incarnation, slots if type(slots) is int else 0
+            return grant  # noqa: TRY300 - what may raise is read above
         except ValueError as error:
             raise UpstreamInvalid(
                 f"what {self.origin.label} granted cannot be read: {error}"
@@ -201,7 +229,7 @@ class DecodeCall:
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
         asked = {"rid": grant.request, "generation": grant.generation}
-        status, body, after = await self._post("/pd/renew", asked)
+        status, body, after = await self._post("/pd/renew", orjson.dumps(asked))
         if status != 200:
             raise self._refusal(status, body, after)
 
@@ -212,7 +240,7 @@ class DecodeCall:
 
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
-        await self._post("/pd/cancel", {"rid": request, "attempt": attempt})
+        await self._post("/pd/cancel", orjson.dumps({"rid": request, "attempt": attempt}))
 
     async def decline(self, request: str, incarnation: str, generation: int, reason: str) -> None:
         """From prefill: nothing will come for a grant. That nobody waits for it is fine.
@@ -220,7 +248,8 @@ class DecodeCall:
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
         grant = {"rid": request, "incarnation": incarnation, "generation": generation}
-        await self._post("/pd/decline", {**grant, "reason": reason[:REASON_MAX]})
+        told = {**grant, "reason": reason[:REASON_MAX]}
+        await self._post("/pd/decline", orjson.dumps(told))
 
     async def decode(self, request: GenerateRequest, grant: Grant, first_token: int) -> Response:
         """Begin, and wait until the KV cache has landed and is imported; close what is returned.
@@ -268,29 +297,32 @@ class DecodeCall:
         return order
 
     async def _post(
-        self, path: str, fields: object, *, wait: float = 0
+        self, path: str, body: bytes, *, wait: float = 0, begun: Begun | None = None
     ) -> tuple[int, bytes, float | None]:
-        body = orjson.dumps(fields)
-        response = await self._open(path, body, self._answer_timeout + wait)
+        response = await self._open(path, body, self._answer_timeout + wait, begun)
         try:
             answer = await response.read(ANSWER_BYTES, within=self._answer_timeout)
         finally:
             response.close()
         return response.status, answer, retry_after(response.header)
 
-    async def _open(self, path: str, body: bytes, head_timeout: float) -> Response:
+    async def _open(
+        self, path: str, body: bytes, head_timeout: float, begun: Begun | None = None
+    ) -> Response:
         """The head of the answer to a signed call; close what is returned."""
         node = self._signing.node
-        response = await self._send(path, body, head_timeout)
+        response = await self._send(path, body, head_timeout, begun)
         if self._signing.learn(response, node):
             response.close()
             return await self._send(path, body, head_timeout)
         return response
 
-    async def _send(self, path: str, body: bytes, head_timeout: float) -> Response:
+    async def _send(
+        self, path: str, body: bytes, head_timeout: float, begun: Begun | None = None
+    ) -> Response:
         headers = self._signing.headers("POST", path, body)
         return await self.client.open(
-            self.origin, "POST", path, headers, body, head_timeout=head_timeout
+            self.origin, "POST", path, headers, body, head_timeout=head_timeout, begun=begun
         )
 
     def _refusal(self, status: int, body: bytes, after: float | None) -> TilertStreamError:
@@ -306,6 +338,26 @@ class DecodeCall:
         if status >= 500 and status != 503 and words.message:
             return DecodeFailed(f"{label} gave the request up: {words.message}")
         return refusal_of(status, body, label=label, after=after)
+
+
+def _asked(
+    request: GenerateRequest, attempt: int, layout: Mapping[str, object] | None
+) -> dict[str, object]:
+    prompt = request.prompt_ids
+    asked: dict[str, object] = {
+        "rid": request.id,
+        "attempt": attempt,
+        "max_len": len(prompt) + request.limits.max_tokens,
+        "prompt": {
+            "tokens": len(prompt),
+            "last_token": prompt[-1],
+            "digest": prompt_digest(prompt),
+        },
+        "layout": layout,
+    }
+    if needs := request.sampling.needs():
+        asked["needs"] = needs
+    return asked
 
 
 def _read_grant(fields: Mapping[str, object], request: str) -> Grant:

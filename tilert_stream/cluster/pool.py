@@ -130,14 +130,17 @@ class Pool(Generic[T]):
         """How a pipeline prints it."""
         return f"{self.kind} {', '.join(member.name for member in self.members)}"
 
-    def order(self) -> list[Member[T]]:
-        """Whom to ask, one after another."""
+    def order(self, first: Member[T] | None = None) -> list[Member[T]]:
+        """Whom to ask, one after another.
+
+        :param first: has been chosen before; nobody's turn has come then.
+        """
         turn = self._turn % len(self.members)
-        self._turn += 1
+        self._turn += first is None
         now = self._clock()
         return sorted(
             self.members[turn:] + self.members[:turn],
-            key=lambda member: (member.shunned_until > now, member.requests),
+            key=lambda member: (member is not first, member.shunned_until > now, member.requests),
         )
 
     async def first(
@@ -145,15 +148,17 @@ class Pool(Generic[T]):
         attempt: Callable[[Member[T]], Awaitable[R]],
         *,
         skip: tuple[type[TilertStreamError], ...] = _UNREACHED,
+        order: Sequence[Member[T]] | None = None,
     ) -> R:
         """What the first node gives that does not fail with an error in ``skip``.
 
+        :param order: whom to ask, one after another; None: ``order()``.
         :raises ~tilert_stream.errors.Busy: no node gave anything, and one was only busy.
         :raises ~tilert_stream.errors.TilertStreamError: an error that is not in ``skip``, or the
             first one if every node failed.
         """
         errors: list[TilertStreamError] = []
-        for member in self.order():
+        for member in self.order() if order is None else order:
             try:
                 result = await attempt(member)
             except (Busy, NotReady, UpstreamError) as error:

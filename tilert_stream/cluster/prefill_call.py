@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..events import GenerateRequest
-    from ..http.client import HTTPClient, Origin
+    from ..http.client import Begun, HTTPClient, Origin
 
 __all__ = ("PrefillAnswer", "PrefillCall", "prefill_body", "read_prefill_answer", "request_fields")
 
@@ -138,29 +138,47 @@ class PrefillCall:
         if api_key is not None:
             self._headers.append(("authorization", f"Bearer {api_key}"))
 
-    async def prefill(
+    def begin(
         self, request: GenerateRequest, kv_transfer_params: Mapping[str, object] | None
-    ) -> PrefillAnswer:
-        """Have the prompt computed; cancelling closes the connection, which stops it.
+    ) -> Begun | None:
+        """Ask now, and leave the answer to ``prefill``; None: not now. Sync."""
+        body = self._body(request, kv_transfer_params)
+        return self._client.begin(self.origin, "POST", "/v1/completions", self._headers, body)
 
-        :raises ~tilert_stream.errors.InvalidRequest: prefill's own 4xx, in its own words.
-        :raises ~tilert_stream.errors.Busy: it takes no more at present.
-        :raises ~tilert_stream.http.client.UpstreamError: it did not answer, or not usefully.
-        """
+    def _body(
+        self, request: GenerateRequest, kv_transfer_params: Mapping[str, object] | None
+    ) -> bytes:
         body = prefill_body(
             request_fields(request),
             request_id=request.id,
             model=self._model,
             kv_transfer_params=kv_transfer_params,
         )
+        return orjson.dumps(body)
+
+    async def prefill(
+        self,
+        request: GenerateRequest,
+        kv_transfer_params: Mapping[str, object] | None,
+        begun: Begun | None = None,
+    ) -> PrefillAnswer:
+        """Have the prompt computed; cancelling closes the connection, which stops it.
+
+        :param begun: the same request, by ``begin``.
+        :raises ~tilert_stream.errors.InvalidRequest: prefill's own 4xx, in its own words.
+        :raises ~tilert_stream.errors.Busy: it takes no more at present.
+        :raises ~tilert_stream.http.client.UpstreamError: it did not answer, or not usefully.
+        """
         label = self.origin.label
+        body = b"" if begun is not None else self._body(request, kv_transfer_params)
         async with self._client.request(
             self.origin,
             "POST",
             "/v1/completions",
             self._headers,
-            orjson.dumps(body),
+            body,
             head_timeout=self._answer_timeout,
+            begun=begun,
         ) as response:
             if (response.header(b"content-type") or "").startswith("text/event-stream"):
                 # It may go on for as long as a whole answer takes.

@@ -7,13 +7,16 @@
      │ │ └── the node has died ──┘   nothing has left for the client yet: another is asked
      └─┘ all are busy: in line, for as long as the queue allows
 
+Where the first node's grant can be foretold, prefill is asked while it is: ``begin`` comes before
+``claim`` then.
+
 It counts from before the first node is asked: whatever is cancelled, a node that may have granted
 is told.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ..errors import Busy, NotReady
 from ..http.client.errors import UpstreamError
@@ -32,9 +35,17 @@ if TYPE_CHECKING:
     from .pool import Member, Pool
     from .queue import Queue
 
-__all__ = ("Reservation",)
+__all__ = ("Early", "Reservation")
 
 _SKIP: Final = (Busy, NotReady, UpstreamError)
+
+
+class Early(Protocol):
+    """A prefill that has begun before its decode slot was certain."""
+
+    def close(self) -> None:
+        """Give it up. Sync, idempotent."""
+        ...
 
 
 class Reservation:
@@ -58,6 +69,9 @@ class Reservation:
         self._queue = queue
         self.layout: Mapping[str, object] | None = None
         """Of prefill's KV caches, where it is known."""
+        self.early: Early | None = None
+        """Prefill, asked in the meantime; only while the grant is the foretold one."""
+        self._order: list[Member[DecodeCall]] | None = None
         self._claim: Claim | None = None
         self._grant: Grant | None = None
         self._released = False
@@ -99,6 +113,21 @@ class Reservation:
         """Ask the node last for a while: it and prefill do not fit together."""
         self._pool.avoid(self._claimed.member)
 
+    def begin(self) -> Grant | None:
+        """Ask the first node now; ``claim`` awaits what it says. Sync.
+
+        :returns: its grant, as far as it can be told; None: nobody has been asked.
+        """
+        if self._queue.waiting:
+            return None
+        self._order = self._pool.order()
+        claim = self._claim_on(self._order[0])
+        foretold = claim.begin(self.layout)
+        if foretold is not None:
+            self._take(claim)
+            claim.enter()
+        return foretold
+
     async def claim(self) -> None:
         """Have some node hold a slot; where all are busy, wait in line for one.
 
@@ -106,17 +135,33 @@ class Reservation:
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
         :raises ~tilert_stream.http.client.UpstreamError: none can be used.
         """
-        if not self._queue.waiting:  # else all are busy, and nobody passes the line
+        order, self._order = self._order, None
+        if not self._queue.waiting or self.early is not None:  # else nobody passes the line
             try:
-                self._grant = await self._pool.first(self._ask, skip=_SKIP)
+                self._grant = await self._pool.first(self._ask, skip=_SKIP, order=order)
             except Busy:
                 if self._queue.timeout <= 0:
                     raise
             else:
+                self._check_early(self._grant)
                 return
+        self._drop_early()
         if self._claim is not None:
             self._claim.step_back()
         await self._queue.wait(self._contend)
+
+    def _check_early(self, grant: Grant) -> None:
+        foretold = self._claimed.foretold
+        if foretold is None or (grant.incarnation, grant.generation) != (
+            foretold.incarnation,
+            foretold.generation,
+        ):
+            self._drop_early()
+
+    def _drop_early(self) -> None:
+        early, self.early = self.early, None
+        if early is not None:
+            early.close()
 
     async def _ask(self, member: Member[DecodeCall]) -> Grant:
         claim = self._claim_on(member)
@@ -162,6 +207,7 @@ class Reservation:
         """Give it back. Sync, idempotent: the janitor tells the node."""
         if not self._released:
             self._released = True
+            self._drop_early()
             self._leave()
 
     def _leave(self) -> None:

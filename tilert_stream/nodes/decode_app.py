@@ -88,6 +88,7 @@ class DecodeApp(NodeApp[DecodeNode[Any]]):
             wait=wait,
             prompt=None if asked.prompt is None else _identity(asked.prompt),
             attempt=asked.attempt,
+            generation=asked.generation,
         )
         granted = await (unless_left(scope, receive, promise) if wait else promise())
         answer = {
@@ -96,6 +97,7 @@ class DecodeApp(NodeApp[DecodeNode[Any]]):
             "generation": granted.generation,
             "region": granted.region.id,
             "ttl": granted.ttl,
+            "slots": self.node.admission.statistics().slots,
         }
         try:
             await JSONBody(dumps(answer))(scope, receive, send)

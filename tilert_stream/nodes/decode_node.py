@@ -72,7 +72,7 @@ class DecodeNode(EngineSide[SequenceT]):
     def __init__(
         self,
         worker: DecodeWorker[SequenceT],
-        reserve: Callable[[str, int, PromptIdentity | None], Landing],
+        reserve: Callable[[str, int, PromptIdentity | None, int | None], Landing],
         view: Callable[[LandingRegion], memoryview],
     ) -> None:
         super().__init__(worker, view)
@@ -94,6 +94,7 @@ class DecodeNode(EngineSide[SequenceT]):
         wait: float = 0,
         prompt: PromptIdentity | None = None,
         attempt: int | None = None,
+        generation: int | None = None,
     ) -> Granted:
         """Hold a slot and a landing region for ``request``.
 
@@ -102,6 +103,7 @@ class DecodeNode(EngineSide[SequenceT]):
         :param wait: seconds that it may stand in line for a slot, behind other routers' requests.
         :param prompt: the only one whose KV cache may land; None: any.
         :param attempt: the router's name of this call, by which it can be given up.
+        :param generation: what the router would have the grant called.
         :raises ~tilert_stream.errors.UnsupportedParameter: the engine lacks one of ``needs``.
         :raises ~tilert_stream.errors.Busy: no slot or no region is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
@@ -115,13 +117,15 @@ class DecodeNode(EngineSide[SequenceT]):
         try:
             self._check_unknown(request)
             self._check_wanted(request, attempt)
-            landing = self._reserve(request, max_tokens, prompt)
+            landing = self._reserve(request, max_tokens, prompt, generation)
         except BaseException:
             ticket.free()
             raise
         promise = _Promise(request, attempt, ticket, landing)
         self._promises[promise.generation] = promise
         landing.on_failed = lambda: self._fail(promise)
+        if landing.failure is not None:  # by a claim that had come before
+            self._fail(promise)
         return landing.granted
 
     def _check_unknown(self, request: str) -> None:

@@ -12,6 +12,7 @@ from tilert_stream.events import GenerateRequest, Limits, Sampling
 from tilert_stream.openai.body import parse_object
 from tilert_stream.openai.fields import LOGPROBS_MAX
 from tilert_stream.openai.validation import WireModel, validate
+from tilert_transports.control.grant_id import FORETOLD
 
 if TYPE_CHECKING:
     from tilert_stream.openai.validation import ModelT
@@ -73,6 +74,8 @@ class ReserveBody(WireModel):
     """Seconds that the answer may wait for a slot to come free."""
     needs: list[str] | None = None
     """What the engine must be capable of, and not every engine is; see ``Capability``."""
+    generation: int | None = Field(default=None, ge=FORETOLD, lt=2**53)
+    """What the grant is to be called, so that prefill can be told at the same time."""
 
 
 class RenewBody(WireModel):

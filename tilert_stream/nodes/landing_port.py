@@ -114,7 +114,11 @@ class LandingPort(AsyncContextManagerMixin):
         )
 
     def reserve(
-        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+        self,
+        request: str,
+        max_tokens: int,
+        prompt: PromptIdentity | None = None,
+        generation: int | None = None,
     ) -> Landing:
         """Hold a landing region for ``request``; see ``Landings.reserve``.
 
@@ -122,7 +126,7 @@ class LandingPort(AsyncContextManagerMixin):
         """
         if self._server is None:
             raise NotReady("the control port is closed: enter the node's lifespan first")
-        return self._server.reserve(request, max_tokens, prompt)
+        return self._server.reserve(request, max_tokens, prompt, generation=generation)
 
     def view(self, region: LandingRegion) -> memoryview:
         """A landing region's bytes.

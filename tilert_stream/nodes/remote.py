@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tilert_stream.mailbox import Mailbox
     from tilert_stream.scope import RequestScope
 
+    from .remote_prefill import RemotePrefill
+
 __all__ = ("RemoteDecode",)
 
 DRAIN_BYTES: Final = 256 * 1024
@@ -48,6 +50,8 @@ class RemoteDecode:
     :param queue: where requests wait while every node is busy; None: nobody waits.
     :param layouts: of prefill's KV caches, where they are known: nodes that cannot take them are
         found before anything is computed.
+    :param prefill: is asked while a slot is, where the node's grant can be foretold: a refusal
+        takes it back within the time of one call. None: it is asked when the slot is there.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class RemoteDecode:
         *,
         queue: Queue | None = None,
         layouts: KnownLayout | None = None,
+        prefill: RemotePrefill | None = None,
     ) -> None:
         self._pool = pool
         self._janitor = janitor
         self._keeper = keeper
         self._queue = queue or Queue(timeout=0)
         self._layouts = layouts
+        self._prefill = prefill
         self.where = pool.where
 
     async def reserve(self, request: GenerateRequest, scope: RequestScope) -> Reserved:
@@ -85,13 +91,19 @@ class RemoteDecode:
         reservation = Reservation(request, self._pool, self._janitor, self._keeper, self._queue)
         scope.lease.hold("reservation", reservation.release)
         if self._layouts is not None:
+            reservation.layout = self._layouts.common
+        if self._prefill is not None:
+            foretold = reservation.begin()
+            if foretold is not None:
+                reservation.early = self._prefill.begin(request, reservation.node, foretold)
+        if self._layouts is not None:
             await self._claim(reservation, self._layouts)
         else:
             await reservation.claim()
         return Reserved(reservation.grant.region, reservation)
 
     async def _claim(self, reservation: Reservation, layouts: KnownLayout) -> None:
-        told = reservation.layout = layouts.common
+        told = reservation.layout
         try:
             await reservation.claim()
         except LayoutMismatch:

@@ -20,14 +20,20 @@ from tilert_stream.errors import Cancelled
 from tilert_stream.events import Prefilled, Reserved
 from tilert_stream.http.client import UpstreamError
 
-from .hand_over.destination import Destination, Grant, params_for
+from .hand_over.destination import Destination, params_for
+from .hand_over.destination import Grant as Claim
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tilert_stream.cluster.decode_call import DecodeCall, Grant
     from tilert_stream.cluster.pool import Member, Pool
     from tilert_stream.cluster.prefill_call import PrefillAnswer, PrefillCall
     from tilert_stream.cluster.prefill_layouts import PrefillLayouts
     from tilert_stream.cluster.reservation import Reservation
     from tilert_stream.errors import TilertStreamError
+    from tilert_stream.events import GenerateRequest
+    from tilert_stream.http.client import Begun
     from tilert_stream.scope import RequestScope
 
 __all__ = ("RemotePrefill",)
@@ -48,6 +54,14 @@ class RemotePrefill:
         self._pool = pool
         self._layouts = layouts
         self.where = pool.where
+
+    def begin(
+        self, request: GenerateRequest, node: DecodeCall, grant: Grant
+    ) -> EarlyPrefill | None:
+        """Ask the first node now, for a slot that is being asked for; None: not now. Sync."""
+        member = self._pool.order()[0]
+        begun = member.node.begin(request, _kv_transfer_params(request, node, grant))
+        return None if begun is None else EarlyPrefill(member, begun)
 
     async def prefill(self, reserved: Reserved, scope: RequestScope) -> Prefilled:
         """Have the prompt computed, and the reservation kept alive; one that fails ends the other.
@@ -79,9 +93,8 @@ class RemotePrefill:
         self, reservation: Reservation, scope: RequestScope
     ) -> PrefillAnswer | UpstreamError:
         """Prefill's answer, or why the reservation was lost meanwhile, or is of no use."""
-        # The first token is the last one: no KV cache is wanted.
-        one = scope.request.limits.max_tokens == 1
-        params = None if one else _kv_transfer_params(reservation)
+        params = _kv_transfer_params(scope.request, reservation.node, reservation.grant)
+        early, reservation.early = cast("EarlyPrefill | None", reservation.early), None
         answer: PrefillAnswer | None = None
         lost: list[TilertStreamError] = []
         asking = True
@@ -96,22 +109,18 @@ class RemotePrefill:
             stop("reservation lost")
 
         async def ask(member: Member[PrefillCall]) -> PrefillAnswer:
-            visit = member.visit()
-            try:
-                answer = await member.node.prefill(scope.request, params)
-            finally:
-                visit.leave()
-            self._meet(member)
-            return answer
+            return await self._ask(member, scope.request, params, early)
 
         hold = scope.lease.hold("prefill", stop)
         stop_keeping = reservation.keep(give_up)
         try:
             with cancel:
-                answer = await self._pool.first(ask)
+                answer = await self._pool.first(ask, order=self._order(early))
         except (HandshakeRefused, HandOverLost) as error:
             return error
         finally:
+            if early is not None:
+                early.close()
             asking = False
             stop_keeping()
             hold.release("prefilled")
@@ -123,6 +132,25 @@ class RemotePrefill:
             raise loss
         raise Cancelled(f"request {scope.request.id} ended before prefill had answered")
 
+    def _order(self, early: EarlyPrefill | None) -> list[Member[PrefillCall]]:
+        return self._pool.order(first=None if early is None else early.member)
+
+    async def _ask(
+        self,
+        member: Member[PrefillCall],
+        request: GenerateRequest,
+        params: Mapping[str, object] | None,
+        early: EarlyPrefill | None,
+    ) -> PrefillAnswer:
+        visit = member.visit()
+        try:
+            begun = early.take(member) if early is not None else None
+            answer = await member.node.prefill(request, params, begun)
+        finally:
+            visit.leave()
+        self._meet(member)
+        return answer
+
     def _meet(self, member: Member[PrefillCall]) -> None:
         if self._layouts is not None:
             self._layouts.meet(member)
@@ -132,9 +160,36 @@ class RemotePrefill:
             self._layouts.doubt()
 
 
-def _kv_transfer_params(reservation: Reservation) -> dict[str, object]:
-    address, grant = reservation.node.address, reservation.grant
+class EarlyPrefill:
+    """A prefill that one node has been asked for."""
+
+    __slots__ = ("_begun", "member")
+
+    def __init__(self, member: Member[PrefillCall], begun: Begun) -> None:
+        self.member = member
+        self._begun: Begun | None = begun
+
+    def take(self, member: Member[PrefillCall]) -> Begun | None:
+        """What ``member`` has been asked, once; None: nothing."""
+        if member is not self.member:
+            return None
+        begun, self._begun = self._begun, None
+        return begun
+
+    def close(self) -> None:
+        """Give it up, if nobody has taken it. Sync, idempotent."""
+        if self._begun is not None:
+            self._begun.close()
+
+
+def _kv_transfer_params(
+    request: GenerateRequest, node: DecodeCall, grant: Grant
+) -> dict[str, object] | None:
+    if request.limits.max_tokens == 1:
+        # The first token is the last one: no KV cache is wanted.
+        return None
+    address = node.address
     if grant.incarnation is None:
         return params_for(Destination(address.host, address.ctrl_port))
-    claim = Grant(grant.request, grant.incarnation, grant.generation)
+    claim = Claim(grant.request, grant.incarnation, grant.generation)
     return params_for(Destination(address.host, address.ctrl_port, claim, address.http_port))

@@ -121,7 +121,10 @@ def remote_service(
     """
     janitor, keeper = Janitor(), Keeper()
     layouts = PrefillLayouts(nodes.prefill, janitor)
-    decode = RemoteDecode(nodes.decode, janitor, keeper, queue=nodes.queue, layouts=layouts)
+    prefill = RemotePrefill(nodes.prefill, layouts)
+    decode = RemoteDecode(
+        nodes.decode, janitor, keeper, queue=nodes.queue, layouts=layouts, prefill=prefill
+    )
 
     @asynccontextmanager
     async def outgoing() -> AsyncGenerator[None]:
@@ -133,7 +136,7 @@ def remote_service(
     pipeline = (
         Pipeline()
         .then(Reserve(decode))
-        .then(Prefill(RemotePrefill(nodes.prefill, layouts)))
+        .then(Prefill(prefill))
         .then(ImportKV(decode))
         .then(Decode(decode))
         .then(Detokenize(tokenizer if parser is None else tokenizer.showing(parser.markers)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .begun import Begun
 from .client import ClientStatistics, HTTPClient
 from .errors import (
     ConnectFailed,
@@ -14,6 +15,7 @@ from .origin import Origin
 from .response import Response
 
 __all__ = (
+    "Begun",
     "ClientStatistics",
     "ConnectFailed",
     "HTTPClient",

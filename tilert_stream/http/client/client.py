@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
-import h11
 
-from .connection import ClientConnection, Request
+from .begun import Begun
+from .connection import ClientConnection
 from .dialer import dial
 from .errors import UpstreamClosed
+from .request import IDEMPOTENT, make_request
 from .response import Response
 
 if TYPE_CHECKING:
@@ -35,11 +36,9 @@ if TYPE_CHECKING:
 
     from .head import Head
     from .origin import Origin
+    from .request import Request
 
 __all__ = ("ClientStatistics", "HTTPClient")
-
-IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-"""RFC 9110, 9.2.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +134,7 @@ class HTTPClient:
         connect_timeout: float | None = None,
         head_timeout: float | None = None,
         repeatable: bool | None = None,
+        begun: Begun | None = None,
     ) -> AbstractAsyncContextManager[Response]:
         """``open`` for a block; leaving it before the body's end closes the connection."""
         return _Block(
@@ -148,6 +148,7 @@ class HTTPClient:
                 connect_timeout=connect_timeout,
                 head_timeout=head_timeout,
                 repeatable=repeatable,
+                begun=begun,
             )
         )
 
@@ -162,6 +163,7 @@ class HTTPClient:
         connect_timeout: float | None = None,
         head_timeout: float | None = None,
         repeatable: bool | None = None,
+        begun: Begun | None = None,
     ) -> Response:
         """Send a request and wait for the head of its answer; close what is returned.
 
@@ -173,19 +175,24 @@ class HTTPClient:
         :param connect_timeout: seconds, in place of the client's own.
         :param head_timeout: seconds, in place of the client's own.
         :param repeatable: whether sending it twice does no harm; None: as its method says.
+        :param begun: what ``begin`` has made of the same request.
         :raises ConnectFailed: no connection.
         :raises UpstreamTimeout: no answer in time.
         :raises UpstreamClosed: the connection ended before the answer.
         :raises UpstreamInvalid: the answer is no HTTP/1.1, or its head is too large.
         """
-        request = _request(origin, method, target, headers, body)
         if repeatable is None:
             repeatable = method in IDEMPOTENT
-        self._in_use += 1
+        connection: ClientConnection | None
+        if begun is not None:
+            connection, request = begun.take()
+        else:
+            request = make_request(origin, method, target, headers, body)
+            connection = self._use_idle(origin)
+            if connection is None:
+                self._in_use += 1
         try:
-            connection = self._take_idle(origin)
             if connection is not None:
-                self._reused_total += 1
                 try:
                     head = await self._exchange(connection, request, head_timeout)
                     return self._response(origin, connection, head)
@@ -199,6 +206,35 @@ class HTTPClient:
         except BaseException:
             self._in_use -= 1
             raise
+
+    def begin(
+        self,
+        origin: Origin,
+        method: str,
+        target: str,
+        headers: Sequence[tuple[str, str]] = (),
+        body: bytes = b"",
+    ) -> Begun | None:
+        """Send a request now, to be continued with ``open``; None: no connection is kept. Sync.
+
+        Nothing is known then of how it fares: a connection that the server has closed shows later.
+        """
+        request = make_request(origin, method, target, headers, body)
+        connection = self._use_idle(origin)
+        if connection is None:
+            return None
+        connection.begin(request)
+        return Begun(connection, request, body, self._left)
+
+    def _use_idle(self, origin: Origin) -> ClientConnection | None:
+        connection = self._take_idle(origin)
+        if connection is not None:
+            self._in_use += 1
+            self._reused_total += 1
+        return connection
+
+    def _left(self) -> None:
+        self._in_use -= 1
 
     async def _exchange(
         self, connection: ClientConnection, request: Request, head_timeout: float | None
@@ -296,27 +332,3 @@ class _Block:
     ) -> None:
         if self._response is not None:
             self._response.close()
-
-
-def _request(
-    origin: Origin, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
-) -> Request:
-    head, rendered = _head(origin, method, target, tuple(headers))
-    if body or method not in IDEMPOTENT:
-        return Request(head, b"%bcontent-length: %d\r\n\r\n%b" % (rendered, len(body), body))
-    return Request(head, rendered + b"\r\n")
-
-
-@lru_cache(maxsize=256)
-def _head(
-    origin: Origin, method: str, target: str, headers: tuple[tuple[str, str], ...]
-) -> tuple[h11.Request, bytes]:
-    """A request's head, checked, and its bytes up to where its last header ends.
-
-    A router asks the same few things again and again: checking each header once is enough.
-    """
-    head = h11.Request(
-        method=method, target=origin.prefix + target, headers=[("host", origin.netloc), *headers]
-    )
-    rendered = h11.Connection(h11.CLIENT).send(head)
-    return head, rendered.removesuffix(b"\r\n")

@@ -10,8 +10,9 @@ import socket
 import ssl
 import sys
 import termios
+from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import h11
@@ -26,22 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .head import Head
+    from .request import Request
 
-__all__ = ("ClientConnection", "Request")
+__all__ = ("ClientConnection",)
 
 INTERIM_MAX: Final = 16
 """Answers of the 1xx kind that may come before the real one."""
 
 _END: Final = h11.EndOfMessage()
-
-
-class Request(NamedTuple):
-    """A request, checked and framed."""
-
-    head: h11.Request
-    """What h11 is told of it: how an answer is framed depends on the method alone."""
-    data: bytes
-    """All of its bytes."""
 
 
 class ClientConnection:
@@ -86,10 +79,18 @@ class ClientConnection:
 
     # --- one exchange ------------------------------------------------------------------------
 
+    def begin(self, request: Request) -> None:
+        """Send of ``request`` what goes at once; ``exchange`` sends the rest, or fails. Sync."""
+        self.answered = False
+        with suppress(OSError):
+            self._sent = self._sock.send(request.data)
+
     async def exchange(
         self, request: Request, *, max_header_bytes: int, head_timeout: float | None
     ) -> Head:
         """Send ``request`` and read up to the head of its answer; closed if that fails.
+
+        What ``begin`` has sent is not sent again.
 
         :param head_timeout: seconds to wait for the head, once all is sent; and again for the
             rest of it, if it comes in pieces.
@@ -100,7 +101,7 @@ class ClientConnection:
         self.answered = False
         try:
             unsent = await self._write(request.data)
-            begin = await self._begin(unsent, head_timeout)
+            begin = await self._await_begin(unsent, head_timeout)
             head: Head | None = None
             if begin is not None:
                 bodiless = request.head.method == b"HEAD"
@@ -109,6 +110,7 @@ class ClientConnection:
                     with anyio.move_on_after(head_timeout):
                         head = await self._read_head(request.head, begin, unsent, max_header_bytes)
             if head is not None:
+                self._sent = 0
                 # Whoever answers early may never read the rest, and would wait for it for ever.
                 return head if unsent is None else head._replace(keep_alive=False)
         except BaseException:
@@ -123,7 +125,6 @@ class ClientConnection:
 
         :raises UpstreamTimeout: nothing was taken for ``write_stall_timeout`` seconds.
         """
-        self._sent = 0
         view = memoryview(data)
         while self._sent < len(view):
             try:
@@ -155,7 +156,7 @@ class ClientConnection:
         count = fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))
         return int.from_bytes(count, sys.byteorder) >= self._sent
 
-    async def _begin(self, unsent: OSError | None, within: float | None) -> bytes | None:
+    async def _await_begin(self, unsent: OSError | None, within: float | None) -> bytes | None:
         """The first bytes of an answer; None: none came in time."""
         try:
             if within is None or within == inf:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from .fields import Fields
     from .frames import JSONObject
 
-__all__ = ("GrantId",)
+__all__ = ("FORETOLD", "GrantId")
+
+FORETOLD: Final = 2**32
+"""Generations from here to 2**53 - 1 are random ones that routers choose, so that prefill can be
+told of a grant before the decode node has given it; a decode node counts its own from 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,17 +128,23 @@ class Landings:
         self._landings: dict[int, Landing] = {}
 
     def reserve(
-        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+        self,
+        request: str,
+        max_tokens: int,
+        prompt: PromptIdentity | None = None,
+        *,
+        generation: int | None = None,
     ) -> Landing:
         """Hold a landing region for ``request``.
 
         :param max_tokens: prompt and answer together.
         :param prompt: the only one whose cache may land; None: any.
+        :param generation: what the router would have it called; see ``Reservations.reserve``.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises RequestInUse: a live request has this id.
         :raises ~tilert_stream.errors.Busy: no region is free.
         """
-        granted = self.reservations.reserve(request, max_tokens, prompt)
+        granted = self.reservations.reserve(request, max_tokens, prompt, generation=generation)
         landing = Landing(granted, self.reservations)
         self._landings[granted.generation] = landing
         self._forget_ended()

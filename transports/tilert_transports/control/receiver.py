@@ -61,6 +61,7 @@ class Receiver:
         self._send = send
         self._names: dict[int, str] = {}
         self.statistics = ReceiverStatistics()
+        reservations.refuse_late = self._refuse_unknown
 
     def connect(self, peer: int, name: str) -> None:
         """A connection has passed its handshake.
@@ -73,6 +74,7 @@ class Receiver:
     def disconnect(self, peer: int) -> None:
         """A connection has ended: so have the hand-offs that it was writing."""
         name = self._names.pop(peer)
+        self._reservations.early.forget(peer)
         for held, writer in self._reservations.written_by(peer):
             if writer.state is not WriterState.WRITING:
                 continue
@@ -96,6 +98,7 @@ class Receiver:
             case Progress() | Commit() | Abort() | Released():
                 found = self._reservations.writer(message.generation, peer)
                 if found is None:
+                    self._reservations.early.forget(peer, message.generation)
                     self._stale(peer, message)
                 else:
                     self._follow(*found, message)
@@ -134,6 +137,7 @@ class Receiver:
             writer.claim = replace(writer.claim, tokens=tokens, last_token=last_token)
 
     def _decline(self, peer: int, decline: Decline) -> None:
+        self._reservations.early.forget(peer, decline.grant.generation)
         fault = f"prefill node {self._names[peer]} gave up: {decline.reason}"
         if self.turn_away(decline.grant, HandOffFailed(fault)):
             self.statistics.aborted += 1
@@ -152,10 +156,26 @@ class Receiver:
             raise OutOfOrder(f"{self._names[peer]} claims generation {claim.generation} again")
         held = self._waiting(claim.grant)
         if held is None:
-            self.statistics.stale += 1
-            gone = "the grant has expired, was released, or is another's"
-            self._refuse(peer, claim, gone, unwanted=True)
+            if not self._reservations.keep_early(peer, claim):
+                self._refuse_unknown(peer, claim)
             return
+        self._let_in(peer, claim, held)
+
+    def admit_early(self, generation: int) -> None:
+        """A reservation is there: let in whoever has come before it."""
+        held = self._reservations.living(generation)
+        for peer, claim in self._reservations.early.take(generation):
+            if held is None or held is not self._waiting(claim.grant):
+                self._refuse_unknown(peer, claim)
+            else:
+                self._let_in(peer, claim, held)
+
+    def _refuse_unknown(self, peer: int, claim: Claim) -> None:
+        self.statistics.stale += 1
+        gone = "the grant has expired, was released, or is another's"
+        self._refuse(peer, claim, gone, unwanted=True)
+
+    def _let_in(self, peer: int, claim: Claim, held: Reservation) -> None:
         fault = self._rank_fault(held, claim)
         if fault is not None:
             self._refuse(peer, claim, fault)

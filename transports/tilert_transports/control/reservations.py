@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilert_stream.errors import Busy, ContextLengthExceeded
 
+from .early_claims import EarlyClaims
 from .errors import GrantGone, OutOfOrder, RequestInUse
 from .messages import Abort
 from .reservation import Failed, Granted, Reservation, State, WriterState
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .errors import ControlError
-    from .messages import Message
+    from .messages import Claim, Message
     from .prompt import PromptIdentity
     from .regions import RegionPool
     from .reservation import Event, Landed, Writer
@@ -84,6 +85,9 @@ class Reservations:
         self._send = send
         self._clock = clock
         self._sooner = sooner
+        self.early = EarlyClaims()
+        self.refuse_late: Callable[[int, Claim], object] = _ignore
+        """Is called with a claim, and its peer, whose reservation has not come."""
         self._held: dict[int, Reservation] = {}
         self._generation = 0
         self._expired = 0
@@ -94,12 +98,19 @@ class Reservations:
         return self._pool.nbytes
 
     def reserve(
-        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+        self,
+        request: str,
+        max_tokens: int,
+        prompt: PromptIdentity | None = None,
+        *,
+        generation: int | None = None,
     ) -> Granted:
         """Hold a landing region for ``request``.
 
         :param max_tokens: prompt and answer together.
         :param prompt: the only one whose cache may land; None: any.
+        :param generation: what the router would have it called, from ``FORETOLD`` on; if that is
+            in use it gets another name, as it does without one.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises RequestInUse: a live request has this id.
         :raises ~tilert_stream.errors.Busy: no region is free.
@@ -118,11 +129,13 @@ class Reservations:
                 f" ({self._pool.quarantined} quarantined); try again later",
                 retry_after=1,
             )
-        self._generation += 1
+        if generation is None or generation in self._held:
+            self._generation += 1
+            generation = self._generation
         now = self._clock()
-        self._held[self._generation] = Reservation(
+        self._held[generation] = Reservation(
             request=request,
-            generation=self._generation,
+            generation=generation,
             region=region,
             max_tokens=max_tokens,
             deadline=now + self.settings.ttl,
@@ -130,7 +143,7 @@ class Reservations:
             prompt=prompt,
         )
         self._sooner()
-        return Granted(request, self.incarnation, self._generation, region, self.settings.ttl)
+        return Granted(request, self.incarnation, generation, region, self.settings.ttl)
 
     def renew(self, generation: int) -> None:
         """Give a reservation's lease its full time again.
@@ -183,11 +196,24 @@ class Reservations:
         """When ``expire`` has something to do; None: never, as things stand."""
         times = [held.deadline for held in self._held.values() if held.is_leased]
         times += [writer.lost_at + self.settings.lost_writer_time for _, writer in self._lost()]
+        if self.early.next_deadline is not None:
+            times.append(self.early.next_deadline)
         return min(times, default=None)
+
+    def keep_early(self, peer: int, claim: Claim) -> bool:
+        """Keep a claim whose reservation may be on its way; False: it is not."""
+        if claim.incarnation != self.incarnation:
+            return False
+        kept = self.early.keep(peer, claim, self._clock())
+        if kept:
+            self._sooner()
+        return kept
 
     def expire(self) -> None:
         """End the reservations whose lease has run out, and quarantines of writers long gone."""
         now = self._clock()
+        for peer, claim in self.early.late(now):
+            self.refuse_late(peer, claim)
         for held, writer in self._lost():
             if writer.lost_at + self.settings.lost_writer_time <= now:
                 self.stopped(held, writer)
@@ -286,3 +312,7 @@ class Reservations:
             for writer in held.writers.values()
             if writer.state is WriterState.LOST
         ]
+
+
+def _ignore(_peer: int, _claim: Claim) -> None:
+    """Nobody lets writers in yet."""

@@ -89,10 +89,17 @@ class ControlServer:
         return self._connections.connections
 
     def reserve(
-        self, request: str, max_tokens: int, prompt: PromptIdentity | None = None
+        self,
+        request: str,
+        max_tokens: int,
+        prompt: PromptIdentity | None = None,
+        *,
+        generation: int | None = None,
     ) -> Landing:
         """Hold a landing region for ``request``; see ``Landings.reserve``."""
-        return self.landings.reserve(request, max_tokens, prompt)
+        landing = self.landings.reserve(request, max_tokens, prompt, generation=generation)
+        self.receiver.admit_early(landing.granted.generation)
+        return landing
 
     async def serve(
         self,
