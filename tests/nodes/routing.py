@@ -148,17 +148,19 @@ class Router:
                 for number, host in enumerate(decodes)
             ],
         )
+        prefill = RemotePrefill(self.prefills)
         decode = RemoteDecode(
             self.decodes,
             self.janitor,
             self.keeper,
             queue=Queue(timeout=options.get("queue_timeout", 0)),
             layouts=options.get("layouts"),
+            prefill=prefill,
         )
         self.pipeline = (
             Pipeline()
             .then(Reserve(decode))
-            .then(Prefill(RemotePrefill(self.prefills)))
+            .then(Prefill(prefill))
             .then(ImportKV(decode))
             .then(Decode(decode))
             .then(Detokenize(byte_tokenizer()))

@@ -161,6 +161,8 @@ class DecodeCall:
                 return self._grant(body, request.id)
             if status != 404 or read_words(body).code is not None:
                 refusal = self._refusal(status, body, after)
+                if isinstance(refusal, Busy):
+                    self._slots = 0  # nothing is foretold until it grants again
                 if isinstance(refusal, UnsupportedParameter) and refusal.param is not None:
                     refusal = self._lacks(refusal.param, request.sampling)
                 raise refusal

@@ -223,13 +223,15 @@ class ScriptedDecodeNode:
         if len(self.held) >= self._slots:
             return _flat(429, "slots_busy", "all slots are busy", **{"retry-after": "3"})
         self._generation += 1
-        self.held[fields["rid"]] = self._generation
+        generation: int = fields.get("generation") or self._generation
+        self.held[fields["rid"]] = generation
         grant = {
             "rid": fields["rid"],
             "incarnation": "one",
-            "generation": self._generation,
+            "generation": generation,
             "region": self._generation % 4,
             "ttl": self._ttl,
+            "slots": self._slots,
         }
         return Answer(200, orjson.dumps(grant))
 
