@@ -100,9 +100,10 @@ async def test_client_leaves_while_a_write_waits(serving: Serving, how: str) -> 
 
 @pytest.mark.parametrize("how", ["fin", "rst"])
 async def test_client_leaves_in_its_body(serving: Serving, how: str) -> None:
-    told = anyio.Event()
+    begun, told = anyio.Event(), anyio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
         while (await receive())["type"] != "http.disconnect":
             pass
         told.set()
@@ -110,7 +111,7 @@ async def test_client_leaves_in_its_body(serving: Serving, how: str) -> None:
     async with serving(app) as running:
         client = await running.connect()
         await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf")
-        await anyio.wait_all_tasks_blocked()
+        await begun.wait()
         leave(client, how)
         await told.wait()
         await running.no_connections()

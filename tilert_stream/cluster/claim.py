@@ -40,7 +40,7 @@ class Claim:
         self._visit: Visit | None = None
         self._attempt = 0
         self.foretold: Grant | None = None
-        """The grant as it was named to the node, and perhaps to prefill, by ``begin``."""
+        """The grant as prefill may have been told it, and the node will be."""
         self._begun: Begun | None = None
         self.settled = True
         """The node holds nothing, or ends it by itself, or somebody else sees to that."""
@@ -56,22 +56,21 @@ class Claim:
             visit, self._visit = self._visit, None
             visit.leave()
 
-    def begin(self, layout: Mapping[str, object] | None) -> Grant | None:
-        """Ask the node, and leave the answer to ``ask``. Sync.
+    def foretell(self) -> Grant | None:
+        """The grant as it will be, for the first ``ask``; None: nobody knows. Sync."""
+        self.foretold = self.member.node.foretell(self.request, self.member.requests)
+        return self.foretold
 
-        :returns: the grant as it will be; None: the node has not been asked.
-        """
+    def begin(self, layout: Mapping[str, object] | None) -> None:
+        """Ask for what was foretold, if that can be done now; ``ask`` has the answer. Sync."""
+        if self.foretold is None:
+            return
+        attempt = next(_attempts)
         node = self.member.node
-        foretold = node.foretell(self.request, self.member.requests)
-        if foretold is None:
-            return None
-        self._attempt = next(_attempts)
-        self._begun = node.begin_reserve(self.request, self._attempt, layout, foretold)
-        if self._begun is None:
-            return None
-        self.settled = False
-        self.foretold = foretold
-        return foretold
+        self._begun = node.begin_reserve(self.request, attempt, layout, self.foretold)
+        if self._begun is not None:
+            self._attempt = attempt
+            self.settled = False
 
     async def ask(self, layout: Mapping[str, object] | None, *, wait: float = 0) -> Grant:
         """Have the node hold a slot.
@@ -84,21 +83,25 @@ class Claim:
         node = self.member.node
         begun, self._begun = self._begun, None
         if begun is None:
-            await self._begin_anew()
+            if not self.settled:
+                # The node takes no request twice.
+                await node.cancel(self.request.id, self._attempt)
+                self.foretold = None
+            self._attempt = next(_attempts)
+            self.settled = False
         try:
-            return await node.reserve(self.request, self._attempt, layout, wait=wait, begun=begun)
+            return await node.reserve(
+                self.request,
+                self._attempt,
+                layout,
+                wait=wait,
+                foretold=self.foretold,
+                begun=begun,
+            )
         except _NOT_GRANTED:
             self.settled = True
+            self.foretold = None
             raise
-
-    async def _begin_anew(self) -> None:
-        self.foretold = None
-        node = self.member.node
-        if not self.settled:
-            # The node takes no request twice.
-            await node.cancel(self.request.id, self._attempt)
-        self._attempt = next(_attempts)
-        self.settled = False
 
     def cancel(self) -> None:
         """Tell the node that the request has ended. Sync."""

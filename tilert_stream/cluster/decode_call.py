@@ -120,8 +120,7 @@ class DecodeCall:
         foretold: Grant,
     ) -> Begun | None:
         """Ask for what was foretold, and leave the answer to ``reserve``; None: not now. Sync."""
-        asked = _asked(request, attempt, layout)
-        body = orjson.dumps(asked | {"generation": foretold.generation})
+        body = orjson.dumps(_asked(request, attempt, layout, foretold))
         headers = self._signing.headers("POST", "/pd/reserve", body)
         return self.client.begin(self.origin, "POST", "/pd/reserve", headers, body)
 
@@ -132,6 +131,7 @@ class DecodeCall:
         layout: Mapping[str, object] | None = None,
         *,
         wait: float = 0,
+        foretold: Grant | None = None,
         begun: Begun | None = None,
     ) -> Grant:
         """Ask for a slot that ``request`` fits in.
@@ -140,6 +140,7 @@ class DecodeCall:
         :param layout: of the KV caches that prefill makes, field by field, where it is known.
         :param wait: seconds that the node may take until a slot comes free; a stock node knows no
             waiting.
+        :param foretold: what prefill may have been told already.
         :param begun: the same request, by ``begin_reserve``.
         :raises ~tilert_stream.errors.Busy: no slot is free.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
@@ -150,7 +151,7 @@ class DecodeCall:
         """
         if not self._stock:
             if begun is None:
-                asked = _asked(request, attempt, layout)
+                asked = _asked(request, attempt, layout, foretold)
                 if wait:
                     asked["wait_s"] = wait
                 sent = orjson.dumps(asked)
@@ -343,7 +344,10 @@ class DecodeCall:
 
 
 def _asked(
-    request: GenerateRequest, attempt: int, layout: Mapping[str, object] | None
+    request: GenerateRequest,
+    attempt: int,
+    layout: Mapping[str, object] | None,
+    foretold: Grant | None,
 ) -> dict[str, object]:
     prompt = request.prompt_ids
     asked: dict[str, object] = {
@@ -359,6 +363,8 @@ def _asked(
     }
     if needs := request.sampling.needs():
         asked["needs"] = needs
+    if foretold is not None:
+        asked["generation"] = foretold.generation
     return asked
 
 

@@ -7,8 +7,8 @@
      │ │ └── the node has died ──┘   nothing has left for the client yet: another is asked
      └─┘ all are busy: in line, for as long as the queue allows
 
-Where the first node's grant can be foretold, prefill is asked while it is: ``begin`` comes before
-``claim`` then.
+Where the first node's grant can be foretold, prefill is asked at the same time: ``foretell`` and
+``begin`` come before ``claim`` then.
 
 It counts from before the first node is asked: whatever is cancelled, a node that may have granted
 is told.
@@ -113,20 +113,21 @@ class Reservation:
         """Ask the node last for a while: it and prefill do not fit together."""
         self._pool.avoid(self._claimed.member)
 
-    def begin(self) -> Grant | None:
-        """Ask the first node now; ``claim`` awaits what it says. Sync.
-
-        :returns: its grant, as far as it can be told; None: nobody has been asked.
-        """
+    def foretell(self) -> Grant | None:
+        """The grant of the first node to be asked, as far as it can be told. Sync."""
         if self._queue.waiting:
             return None
         self._order = self._pool.order()
         claim = self._claim_on(self._order[0])
-        foretold = claim.begin(self.layout)
+        foretold = claim.foretell()
         if foretold is not None:
             self._take(claim)
             claim.enter()
         return foretold
+
+    def begin(self) -> None:
+        """Ask for the foretold grant, if that can be done now; ``claim`` has the answer. Sync."""
+        self._claimed.begin(self.layout)
 
     async def claim(self) -> None:
         """Have some node hold a slot; where all are busy, wait in line for one.

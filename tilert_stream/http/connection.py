@@ -155,6 +155,7 @@ class Connection:
             scope["extensions"][SEND_NOW] = exchange.answer.send_now
             scope["extensions"][NAME_REQUEST] = record.name
             exchange.parse()
+            exchange.read_ready()
         except TilertStreamError as error:
             await self._refuse(error, record, head_only=_is_head(request))
             if self._settings.access_log:

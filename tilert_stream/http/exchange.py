@@ -137,6 +137,17 @@ class Exchange:
                 return
             self._notify()
 
+    def read_ready(self) -> None:
+        """Read of the body what is there already, as most are when their head has been. Sync.
+
+        :raises ~tilert_stream.errors.TilertStreamError: as ``parse``.
+        """
+        while not self._body_complete and len(self._body) < BODY_HIGH_WATER:
+            data = receive_ready(self._sock)
+            if data is None:
+                return
+            self._take(data)
+
     async def listen(self, scope: anyio.CancelScope) -> None:
         """Read until the client leaves. ``scope`` is cancelled if its request must be refused."""
         try:

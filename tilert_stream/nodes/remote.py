@@ -93,9 +93,11 @@ class RemoteDecode:
         if self._layouts is not None:
             reservation.layout = self._layouts.common
         if self._prefill is not None:
-            foretold = reservation.begin()
+            foretold = reservation.foretell()
             if foretold is not None:
+                # Prefill first: it takes longer, and the node waits for it in any case.
                 reservation.early = self._prefill.begin(request, reservation.node, foretold)
+                reservation.begin()
         if self._layouts is not None:
             await self._claim(reservation, self._layouts)
         else:
