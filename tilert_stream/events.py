@@ -117,6 +117,8 @@ class Tool:
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict[str, object])
     """JSON schema of its arguments, which are an object; empty: anything."""
+    param: str = ""
+    """The request's field that has them, such as ``tools[0].function.parameters``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class Sampling:
     grammar: str | None = None
     """What the answer must match, as ``llguidance`` writes grammars in JSON."""
     grammar_param: str = "response_format"
-    """The request's field that asks for ``grammar``: whoever cannot follow one names it."""
+    """The request's field that ``grammar`` is made from, such as ``structured_outputs.json``:
+    whoever cannot follow it names it."""
 
     @property
     def adjusts(self) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.told import ASKED, TOKENIZER, Sides, tell
 from tilert_stream.abc import capabilities_of
+from tilert_stream.asgi import App
 from tilert_stream.openai.objects import model_list
 from tilert_stream.serve.request_options import capable
 
@@ -295,6 +296,14 @@ BAD_SCHEMAS: list[tuple[dict[str, object], str]] = [
 ]
 
 
+async def refused(app: App, fields: dict[str, Any], param: str, *, stream: bool) -> None:
+    told = await tell(app, fields, stream=stream)
+    assert told.status == 400
+    assert told.error["type"] == "invalid_request_error"
+    assert told.error["message"].startswith(param + " cannot be followed")
+    assert told.error["param"] == param
+
+
 @both
 @sides_param
 async def test_a_schema_that_cannot_be_followed_is_a_400_that_names_the_place(
@@ -304,12 +313,18 @@ async def test_a_schema_that_cannot_be_followed_is_a_400_that_names_the_place(
     async with sides.serving(side, monkeypatch) as app:
         for schema, place in BAD_SCHEMAS:
             form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-            told = await tell(app, {"response_format": form}, stream=stream)
-            assert told.status == 400
-            assert told.error["type"] == "invalid_request_error"
-            param = "response_format.json_schema.schema" + place
-            assert param in told.error["message"]
-            assert told.error["param"] == param
+            for fields, param in (
+                ({"response_format": form}, "response_format.json_schema.schema" + place),
+                ({"structured_outputs": {"json": schema}}, "structured_outputs.json" + place),
+            ):
+                await refused(app, fields, param, stream=stream)
+        for name, wrong in (("regex", "("), ("grammar", "a")):
+            await refused(
+                app,
+                {"structured_outputs": {name: wrong}},
+                f"structured_outputs.{name}",
+                stream=stream,
+            )
         assert (await tell(app, {"max_tokens": 2}, stream=stream)).status == 200
 
 

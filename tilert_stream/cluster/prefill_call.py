@@ -24,7 +24,8 @@ from .refusals import refusal_of, retry_after
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..events import GenerateRequest
+    from ..errors import TilertStreamError
+    from ..events import GenerateRequest, Sampling
     from ..http.client import HTTPClient, Origin
 
 __all__ = ("PrefillAnswer", "PrefillCall", "prefill_body", "read_prefill_answer", "request_fields")
@@ -43,6 +44,7 @@ ANSWER_BYTES: Final = 4 * 1024 * 1024
 """One token, and what prefill says about the prompt."""
 
 _TOKEN: Final = re.compile(r"token_id:([0-9]{1,10})")
+_SENT_GRAMMAR: Final = re.compile(r"structured_outputs(\.json|\.grammar)?")
 _GIVEN_UP: Final = frozenset({"abort", "error", "cancelled"})
 
 
@@ -109,6 +111,17 @@ def prefill_body(
     return body
 
 
+def _as_asked(refusal: TilertStreamError, sampling: Sampling) -> TilertStreamError:
+    """``refusal``, its grammar by the field that our client has used for it."""
+    sent = _SENT_GRAMMAR.match(refusal.param or "")
+    if sent is None or sampling.grammar is None:
+        return refusal
+    rest = (refusal.param or "")[sent.end() :]
+    refusal.param = sampling.grammar_param + rest
+    refusal.message = refusal.message.replace(sent[0], sampling.grammar_param, 1)
+    return refusal
+
+
 def _integer(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
@@ -168,7 +181,8 @@ class PrefillCall:
             answer = await response.read(ANSWER_BYTES, within=self._answer_timeout)
         if response.status != 200:
             after = retry_after(response.header)
-            raise refusal_of(response.status, answer, label=label, after=after)
+            refusal = refusal_of(response.status, answer, label=label, after=after)
+            raise _as_asked(refusal, request.sampling)
         return read_prefill_answer(
             answer,
             prompt_tokens=len(request.prompt_ids),

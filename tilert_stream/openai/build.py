@@ -12,6 +12,7 @@ from ..errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from ..events import GenerateRequest, Limits, Sampling
 from .describe import describe
 from .envelope import Envelope
+from .grammar import grammar_param
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -219,16 +220,10 @@ def _sampling(
         logit_bias=_logit_bias(wire.logit_bias, card.vocab_size) if wire.logit_bias else (),
         logprobs=logprobs,
         grammar=grammar,
-        grammar_param="response_format" if grammar is None else _grammar_param(wire),
+        grammar_param="response_format"
+        if grammar is None
+        else grammar_param(wire.response_format, wire.structured_outputs),
     )
-
-
-def _grammar_param(wire: CommonRequest) -> str:
-    """The field that a grammar comes from; a request has one at most."""
-    if wire.structured_outputs is not None:
-        return "structured_outputs"
-    form = wire.response_format
-    return "tool_choice" if form is None or form.get("type") == "text" else "response_format"
 
 
 def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -77,17 +77,18 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def check(self, grammar: str) -> None:
+    def check(self, grammar: str, param: str) -> None:
         """Compile ``grammar``, so that its first answer need not wait for that.
 
         Takes a millisecond, or a second for a very complex one: call it in a thread.
 
-        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed; ``param`` names the
-            part of the schema.
+        :param param: the request's field that it came from.
+        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed; names the part of the
+            schema that is at fault.
         """
         matcher = self._matcher(grammar)
         if matcher.is_error():
-            raise fault_of(grammar, matcher.get_error())
+            raise fault_of(grammar, param, matcher.get_error())
 
     def matcher(self, grammar: str) -> GrammarMatcher:
         """An answer's way through ``grammar``.

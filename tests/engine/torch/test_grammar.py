@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytest.importorskip("llguidance")
 
 PROMPT = [72, 101, 108, 108, 111, 44, 220]
+PARAM = "structured_outputs.json"
 LIMITS = Limits(40, eos_ids=frozenset({EOS}))
 
 
@@ -127,12 +128,12 @@ def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_those_asked_for_last_are_kept(grammars: Grammars) -> None:
     for number in range(KEPT + 5):
-        grammars.check(of({"const": number}))
-    grammars.check(of({"const": KEPT + 4}))
+        grammars.check(of({"const": number}), PARAM)
+    grammars.check(of({"const": KEPT + 4}), PARAM)
     for _ in range(2):
         with pytest.raises(InvalidRequest) as caught:
-            grammars.check(of({"type": "object", "properties": {"a": {"type": 5}}}))
-        assert caught.value.param == "response_format.json_schema.schema.properties.a"
+            grammars.check(of({"type": "object", "properties": {"a": {"type": 5}}}), PARAM)
+        assert caught.value.param == PARAM + ".properties.a"
 
 
 def test_a_schema_that_only_refers_to_itself_is_refused(grammars: Grammars) -> None:
@@ -140,11 +141,35 @@ def test_a_schema_that_only_refers_to_itself_is_refused(grammars: Grammars) -> N
     for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}):
         for _ in range(2):
             with pytest.raises(InvalidRequest) as caught:
-                grammars.check(of(schema))
-            assert caught.value.param == "response_format.json_schema.schema"
+                grammars.check(of(schema), PARAM)
+            assert caught.value.param == PARAM
             assert "<state>" not in caught.value.message
     endless = of({"type": "object", "properties": {"a": {"$ref": "#"}}})
-    grammars.check(endless)
+    grammars.check(endless, PARAM)
+
+
+@pytest.mark.parametrize(
+    ("source", "param"),
+    [
+        ("start: /(/", "f"),
+        ('start: "a" %json {"type": "objec"}', "f"),
+        (
+            'start: "%json {" %json {"$comment": "tools[1].function.parameters", "type": "objec"}',
+            "tools[1].function.parameters",
+        ),
+        (
+            'start: %json {"type": "null"} %json {"$comment": "tools[0].function.parameters",'
+            ' "properties": {"a": {"type": 5}}}',
+            "tools[0].function.parameters.properties.a",
+        ),
+        ('start: %json {"$comment": "somebody else\'s", "type": "objec"}', "f"),
+    ],
+)
+def test_a_fault_inside_of_a_larger_grammar(grammars: Grammars, source: str, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammars.check(json.dumps({"grammars": [{"lark_grammar": source}]}), "f")
+    assert caught.value.param == param
+    assert caught.value.message.startswith(f"{param} cannot be followed: ")
 
 
 def test_an_answer_does_not_wait_for_somebody_elses_grammar() -> None:
@@ -159,7 +184,7 @@ def test_an_answer_does_not_wait_for_somebody_elses_grammar() -> None:
             return super().compile(grammar)
 
     grammars = Slow(tokenizer(), len(VOCAB), {EOS})
-    compiling = threading.Thread(target=grammars.check, args=(slow,))
+    compiling = threading.Thread(target=grammars.check, args=(slow, PARAM))
     compiling.start()
     try:
         assert begun.wait(60)
