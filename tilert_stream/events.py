@@ -170,6 +170,8 @@ class PromptUsage:
     prompt_tokens: int
     cached_tokens: int | None = None
     """Tokens served from a prefix cache; None where prefill does not report it."""
+    logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
+    """Of each of its tokens but the first, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,86 @@ async def test_a_completions_logprobs_are_four_lists(
 
 @both
 @sides_param
+async def test_an_echoed_prompt_has_its_logprobs(
+    sides: Sides, side: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was an answer's log-probability is the prompt's where the answer is given as prompt."""
+    async with sides.serving(side, monkeypatch) as app:
+        fields: dict[str, Any] = {
+            "prompt": "The riv\u00e9r",
+            "logprobs": 2,
+            "return_token_ids": True,
+        }
+        answer = await tell(app, fields, stream=stream)
+        said = answer.only.token_ids
+        given = answer.only.prompt_token_ids
+        assert given is not None
+        again = fields | {"prompt": given + said, "echo": True}
+        told = await tell(app, again, stream=stream)
+        texts = [fields | {"echo": True, "n": 2}, fields | {"echo": True, "prompt": ["A", "The"]}]
+        several = [await tell(app, each, stream=stream) for each in texts]
+    assert told.status == 200, told.error
+    lists = told.only.lists
+    count = len(given) + len(said) + told.usage["completion_tokens"]
+    assert {name: len(each) for name, each in lists.items()} == dict.fromkeys(
+        ("tokens", "token_logprobs", "top_logprobs", "text_offset"), count
+    )
+    assert (lists["token_logprobs"][0], lists["top_logprobs"][0]) == (None, None)
+    place = slice(len(given), len(given) + len(said))
+    assert lists["tokens"][place] == answer.only.lists["tokens"]
+    # Decode reads its cache back in 8 bits.
+    assert lists["token_logprobs"][place] == pytest.approx(
+        answer.only.lists["token_logprobs"], abs=0.1
+    )
+    assert all(
+        2 <= len(likely) <= 3 and likely[token] == logprob
+        for likely, token, logprob in zip(
+            lists["top_logprobs"][1:], lists["tokens"][1:], lists["token_logprobs"][1:], strict=True
+        )
+    )
+    text = told.only.text
+    assert text.startswith("The riv\u00e9r" + answer.only.text)
+    ends = [*lists["text_offset"][1:], len(text)]
+    for token, begin, end in zip(lists["tokens"], lists["text_offset"], ends, strict=True):
+        if token.isascii():
+            assert text[begin:end] in (token, ""), "a special token may have no text"
+    for response in several:
+        for choice in response.choices.values():
+            assert choice.lists["token_logprobs"][0] is None
+            assert None not in choice.lists["token_logprobs"][1:]
+            assert len(choice.lists["tokens"]) == len(choice.lists["text_offset"])
+
+
+@sides_param
+async def test_the_prompts_own_logprobs(
+    sides: Sides, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sides.serving(side, monkeypatch) as app:
+        fields: dict[str, Any] = {"prompt_logprobs": 1, "return_token_ids": True}
+        chat = await tell(app, fields, stream=False)
+        fields |= {"prompt": "The river", "echo": True, "logprobs": 3}
+        completion = await tell(app, fields, stream=False)
+        alone = await tell(app, {"prompt": [5], "prompt_logprobs": 0}, stream=False)
+    for ids, entries in (
+        (chat.prompt_token_ids, chat.prompt_logprobs),
+        (completion.only.prompt_token_ids, completion.only.prompt_logprobs),
+    ):
+        assert ids is not None
+        assert entries is not None
+        assert entries[0] is None
+        assert len(entries) == len(ids)
+        for token, entry in zip(ids[1:], entries[1:], strict=True):
+            assert len(entry) == (1 if entry[str(token)]["rank"] == 1 else 2)
+            assert entry[str(token)]["decoded_token"]
+            assert all(told["logprob"] <= 0 for told in entry.values())
+    ids, told = completion.only.prompt_token_ids or [], completion.only.prompt_logprobs or []
+    own = [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], told[1:], strict=True)]
+    assert own == completion.only.lists["token_logprobs"][1 : len(ids)]
+    assert alone.only.prompt_logprobs == [None]
+
+
+@both
+@sides_param
 async def test_logprobs_stay_beside_their_text_where_a_stop_string_cuts(
     sides: Sides, side: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ class CommonRequest(WireModel):
     logit_bias: dict[str, float] | None = None
     n: int | None = Field(default=None, ge=1, le=CHOICES_MAX)
     echo: bool | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: dict[str, object] | None = None
