@@ -6,9 +6,11 @@ import json
 import math
 from typing import Any
 
+import orjson
 import pytest
 
-from tests.e2e.told import ASKED, TOKENIZER, Sides, tell
+from tests.cases.asking import Exchange
+from tests.e2e.told import ASKED, TOKENIZER, Sides, Told, tell
 from tilert_stream.abc import capabilities_of
 from tilert_stream.asgi import App
 from tilert_stream.openai.objects import model_list
@@ -162,6 +164,42 @@ async def test_the_prompts_own_logprobs(
     own = [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], told[1:], strict=True)]
     assert own == completion.only.lists["token_logprobs"][1 : len(ids)]
     assert alone.only.prompt_logprobs == [None]
+
+
+@both
+@sides_param
+async def test_token_ids_have_their_logprobs(
+    sides: Sides, side: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sides.serving(side, monkeypatch) as app:
+        fields: dict[str, Any] = {"prompt": "The river", "logprobs": 2, "return_token_ids": True}
+        fields |= {"return_tokens_as_token_ids": True}
+        text = await tell(app, fields, stream=stream)
+        sampling: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "logprobs": 2, "n": 2}
+        if not stream:
+            sampling["prompt_logprobs"] = 1
+        body: dict[str, Any] = {"token_ids": text.only.prompt_token_ids, "stream": stream}
+        asked = Exchange(
+            app,
+            [orjson.dumps(body | {"sampling_params": sampling})],
+            "/inference/v1/generate",
+        )
+        await asked.run()
+    assert asked.status == 200, asked.content
+    told = Told(200)
+    for each in asked.chunks if stream else [asked.json]:
+        told.take(each)
+    assert sorted(told.choices) == [0, 1]
+    lists = text.only.lists
+    for choice in told.choices.values():
+        assert choice.token_ids == text.only.token_ids
+        assert [entry["token"] for entry in choice.logprobs] == lists["tokens"]
+        own = [entry["logprob"] for entry in choice.logprobs]
+        assert own == pytest.approx(lists["token_logprobs"])
+        assert {len(entry["top_logprobs"]) for entry in choice.logprobs} == {2}
+    if not stream:
+        assert told.prompt_logprobs is not None
+        assert len(told.prompt_logprobs) == len(text.only.prompt_token_ids or ())
 
 
 @both

@@ -68,20 +68,27 @@ class TokenDetails:
     def give(self) -> dict[str, object]:
         """``logprobs`` and ``token_ids`` of the tokens since the last call."""
         members: dict[str, object] = {}
-        envelope, as_ids = self._envelope, self._envelope.tokens_as_ids
-        if envelope.logprobs:
-            if envelope.kind == "chat":
-                told = chat_logprobs(self._told, self._names, as_ids=as_ids) if self._told else None
-            else:
-                told = self._completion()
-            members["logprobs"] = told
-        if envelope.token_ids:
+        if self._envelope.logprobs:
+            members["logprobs"] = self.logprobs()
+        if self._envelope.token_ids:
             members["token_ids"] = self._ids
-        self._ids, self._told, self._offsets = [], [], []
+        self._ids = []
         return members
 
-    def _completion(self) -> dict[str, object] | None:
-        told, offsets, first = self._told, self._offsets, None
+    def logprobs(self) -> dict[str, object] | None:
+        """Of the tokens since the last call; None where there are none."""
+        told, offsets = self._told, self._offsets
+        self._told, self._offsets = [], []
+        envelope = self._envelope
+        if envelope.kind == "completion":
+            return self._completion(told, offsets)
+        if not told:
+            return None
+        as_ids = envelope.tokens_as_ids or envelope.kind == "tokens"
+        return chat_logprobs(told, self._names, as_ids=as_ids)
+
+    def _completion(self, told: list[TokenLogprob], offsets: list[int]) -> dict[str, object] | None:
+        first: int | None = None
         if self._echo_due:
             self._echo_due = False
             request = self._scope.request
