@@ -29,7 +29,15 @@ if TYPE_CHECKING:
     from ..stream import Stream
     from .disconnect import DisconnectListener
 
-__all__ = ("EVENT_STREAM", "JSON", "ErrorResponse", "Headers", "JSONBody", "StreamResponse")
+__all__ = (
+    "ANSWER_BEGUN",
+    "EVENT_STREAM",
+    "JSON",
+    "ErrorResponse",
+    "Headers",
+    "JSONBody",
+    "StreamResponse",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +51,10 @@ EVENT_STREAM: Final[Headers] = (
 JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 
+ANSWER_BEGUN: Final = "tilert_stream.answer_begun"
+"""In a request's scope, once no other answer can be given: it has begun, or was tried."""
+
+
 class JSONBody:
     """A whole body, known at once."""
 
@@ -53,6 +65,7 @@ class JSONBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
+        scope[ANSWER_BEGUN] = True
         await send(
             {"type": "http.response.start", "status": self._status, "headers": self._headers}
         )
@@ -86,6 +99,7 @@ class StreamResponse:
     """
 
     __slots__ = (
+        "_begun",
         "_content",
         "_cut_on_error",
         "_headers",
@@ -113,12 +127,18 @@ class StreamResponse:
         self._refuse = refuse
         self._heartbeat = heartbeat
         self._server_timing = server_timing
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
-        await while_there(
-            scope, receive, lambda listener: self._answer(scope, receive, send, listener)
-        )
+        try:
+            await while_there(
+                scope, receive, lambda listener: self._answer(scope, receive, send, listener)
+            )
+        except Exception:
+            if self._begun:
+                scope[ANSWER_BEGUN] = True
+            raise
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, listener: DisconnectListener
@@ -184,6 +204,7 @@ class StreamResponse:
         return None if started else outcome
 
     def _start(self, request: RequestScope, length: int | None) -> dict[str, object]:
+        self._begun = True
         headers = [*self._content, *self._headers]
         if request.record is not None:
             request.record.status = 200

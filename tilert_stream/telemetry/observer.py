@@ -75,6 +75,10 @@ class Observers:
         except TilertStreamError as error:
             self.refused(record, error)
             raise
+        except Exception:
+            # The client gets no more to know of it.
+            self.refused(record, TilertStreamError("internal error"))
+            raise
 
     def _tell(self, call: Callable[[Observer], None]) -> None:
         for observer in self._observers:
