@@ -298,6 +298,7 @@ SAMPLING_REFUSALS: list[tuple[dict[str, object], str]] = [
     ({"presence_penalty": 2.1}, "presence_penalty"),
     ({"frequency_penalty": -2.1}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e308}, "repetition_penalty"),
     ({"logit_bias": {"foo": 1}}, "logit_bias.foo"),
     ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
     ({"logit_bias": {"260": 1}}, "logit_bias.260"),

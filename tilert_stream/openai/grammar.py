@@ -134,7 +134,9 @@ def _of_structured(given: Mapping[str, object]) -> str:
     if name == "json":
         return schema_grammar(_object(_parsed(value), param), param)
     if name == "choice":
-        return lark_grammar("start: " + " | ".join(map(lark_string, _choices(value, param))))
+        # One terminal, which the lexer reads: of a rule's branches the parser takes 2,000 at most.
+        words = dict.fromkeys(_choices(value, param))
+        return lark_grammar("start: CHOICE\nCHOICE: " + " | ".join(map(lark_string, words)))
     if name not in ("grammar", "regex"):
         raise InvalidRequest(
             f"{param} is not served; send json, json_object, regex, choice or grammar", param=param

@@ -111,7 +111,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter(
         "repetition_penalty",
         "served",
-        "above 0, of tokens in the prompt or the answer; 1 is none",
+        "in [0.001, 1000], of tokens in the prompt or the answer; 1 is none",
         no_effect=(1,),
         needs="repetition_penalty",
         without=_LOGITS,

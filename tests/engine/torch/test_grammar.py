@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.engine.torch.answer import GREEDY, answer
 from tests.engine.torch.tiny import EOS, VOCAB, tokenizer
@@ -17,6 +18,7 @@ from tilert_engine.torch.grammar import KEPT, Grammars, grammars_of
 from tilert_engine.torch.lanes import ChainOptions
 from tilert_stream.errors import EngineFault, InvalidRequest
 from tilert_stream.events import Limits, Sampling
+from tilert_stream.openai.grammar import answer_grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -170,6 +172,32 @@ def test_a_fault_inside_of_a_larger_grammar(grammars: Grammars, source: str, par
         grammars.check(json.dumps({"grammars": [{"lark_grammar": source}]}), "f")
     assert caught.value.param == param
     assert caught.value.message.startswith(f"{param} cannot be followed: ")
+
+
+def test_one_that_becomes_too_complex_is_the_clients_fault(
+    prefiller: TorchPrefill, engine: TorchDecode
+) -> None:
+    """It compiles, and what it allows at the beginning can be told; then the parser gives up."""
+    wide = json.dumps({"grammars": [{"lark_grammar": "start: " + '("a")? ' * 5000}]})
+    with pytest.raises(EngineFault) as caught:
+        answer(prefiller, engine, PROMPT, LIMITS, Sampling(temperature=0, grammar=wide))
+    assert (caught.value.status, caught.value.code) == (400, "grammar_fault")
+    assert caught.value.message.startswith("the grammar cannot be followed: ")
+    assert "<state>" not in caught.value.message
+    ids, finished = answer(prefiller, engine, PROMPT, LIMITS, replace(GREEDY, grammar=PAIR))
+    assert (finished.reason, bool(ids)) == ("stop", True)
+
+
+def test_any_number_of_choices(grammars: Grammars) -> None:
+    words = [f"w{number}" for number in range(6000)]
+    grammar = answer_grammar(None, {"choice": words + words})
+    assert grammar is not None
+    grammars.check(grammar, PARAM)
+    matcher = grammars.matcher(grammar)
+    for text in "w5":
+        matcher.consume(VOCAB.index(text))
+    allowed = (~matcher.forbidden(torch.zeros(len(VOCAB)))).nonzero().flatten()
+    assert {VOCAB[int(token)] for token in allowed} == {*"0123456789", VOCAB[EOS]}
 
 
 def test_an_answer_does_not_wait_for_somebody_elses_grammar() -> None:
