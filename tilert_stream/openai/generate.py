@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..model.card import ModelCard
 
-__all__ = ("GenerateBody", "parse_generate")
+__all__ = ("GenerateBody", "TokenSampling", "parse_generate")
 
 PARAMS: Final = "sampling_params"
 REFUSED: Final = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
