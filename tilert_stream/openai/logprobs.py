@@ -80,6 +80,7 @@ def prompt_logprobs(
     :param count: how many of the most likely tokens to tell; None: all.
     """
     entries: list[dict[str, dict[str, object]] | None] = [None]
+    spelled: dict[int, str] = {}
     for each in told:
         top = each.top if count is None else each.top[:count]
         ranks = {token: place for place, (token, _) in enumerate(each.top, 1)}
@@ -87,7 +88,9 @@ def prompt_logprobs(
         for token, logprob in ((each.token_id, each.logprob), *top):
             one: dict[str, object] = {"logprob": max(logprob, LEAST), "rank": ranks.get(token)}
             if names is not None:
-                one["decoded_token"] = _name(token, names, as_ids=False)
+                if token not in spelled:
+                    spelled[token] = _name(token, names, as_ids=False)
+                one["decoded_token"] = spelled[token]
             entry[str(token)] = one
         entries.append(entry)
     return entries
