@@ -272,10 +272,12 @@ class CapableEngine(Protocol):
 class GrammarEngine(Protocol):
     """An engine, of either kind, that can hold an answer to a grammar."""
 
-    def check_grammar(self, grammar: str, /) -> None:
+    def check_grammar(self, grammar: str, param: str, /) -> None:
         """Compile ``grammar``, so that an answer need not wait for that. Blocks; from any thread.
 
-        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
+        :param param: the request's field that it came from (``Sampling.grammar_param``).
+        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed; names ``param``, or the
+            part of it that is at fault.
         """
         ...
 

@@ -117,6 +117,8 @@ class Tool:
     name: str
     parameters: Mapping[str, object] = field(default_factory=dict[str, object])
     """JSON schema of its arguments, which are an object; empty: anything."""
+    param: str = ""
+    """The request's field that has them, such as ``tools[0].function.parameters``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,8 @@ class PromptUsage:
     prompt_tokens: int
     cached_tokens: int | None = None
     """Tokens served from a prefix cache; None where prefill does not report it."""
+    logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
+    """Of each of its tokens but the first, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

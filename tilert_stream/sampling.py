@@ -14,6 +14,7 @@ Capability: TypeAlias = Literal[
     "logprobs",
     "min_p",
     "presence_penalty",
+    "prompt_logprobs",
     "repetition_penalty",
     "seed",
     "tools",
@@ -50,10 +51,13 @@ class Sampling:
     logprobs: int | None = None
     """How many of the most likely tokens are told beside the drawn one's log-probability; None:
     no log-probability at all. They are those of the model, before anything above."""
+    prompt_logprobs: int | None = None
+    """The same of each token of the prompt, which prefill tells."""
     grammar: str | None = None
     """What the answer must match, as ``llguidance`` writes grammars in JSON."""
     grammar_param: str = "response_format"
-    """The request's field that asks for ``grammar``: whoever cannot follow one names it."""
+    """The request's field that ``grammar`` is made from, such as ``structured_outputs.json``:
+    whoever cannot follow it names it."""
 
     @property
     def adjusts(self) -> bool:
@@ -74,6 +78,7 @@ class Sampling:
             "logprobs": self.logprobs is not None,
             "min_p": self.min_p > 0,
             "presence_penalty": self.presence_penalty != 0,
+            "prompt_logprobs": self.prompt_logprobs is not None,
             "repetition_penalty": self.repetition_penalty != 1,
             # Greedily nothing is drawn.
             "seed": self.seed is not None and self.temperature > 0,

@@ -68,6 +68,59 @@ async def test_token_ids_streamed(request_to: Request, *, counted: bool) -> None
     assert all(("usage" in chunk) is counted for chunk in (*chunks, end))
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_several_answers_in_token_ids(request_to: Request, *, stream: bool) -> None:
+    app = ScriptedApp(slots=2)
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    async with app.lifespan():
+        body = ids({"max_tokens": 4, "n": 3}, request_id="mine", **options)
+        answer = await request_to(app, GENERATE, body).run()
+        assert app.service.ledger.counts == {}
+    bodies = answer.events if stream else [answer.json]
+    streamed: dict[int, list[int]] = {}
+    reasons: dict[int, str] = {}
+    for each in bodies:
+        assert (each["request_id"], each["output_mode"]) == ("mine", "tokens")
+        for choice in each["choices"]:
+            streamed.setdefault(choice["index"], []).extend(choice["token_ids"])
+            if choice["finish_reason"] is not None:
+                reasons[choice["index"]] = choice["finish_reason"]
+    assert streamed == {index: [97, 98, 99, 97] for index in range(3)}
+    assert reasons == dict.fromkeys(range(3), "length")
+    usage = {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+    assert bodies[-1]["usage"] == usage
+    if not stream:
+        answers.GenerateAnswer.model_validate(answer.json)
+    else:
+        assert answer.content.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_one_of_several_answers_in_token_ids_fails(
+    request_to: Request, *, stream: bool
+) -> None:
+    def fails(turn: int) -> None:
+        if turn == 1:
+            raise EngineFault("the engine failed here")
+
+    app = ScriptedApp(Script(before_chain=fails))
+    async with app.lifespan():
+        body = ids({"max_tokens": 5, "n": 2}, stream=stream)
+        answer = await request_to(app, GENERATE, body).run()
+        assert app.service.ledger.counts == {}
+    assert answer.status == (200 if stream else 500)
+    failed = answer.events[-1] if stream else answer.json
+    assert failed["error"]["code"] == "engine_fault"
+    assert b"[DONE]" not in answer.content
+
+
+async def test_ids_take_what_the_context_leaves(request_to: Request) -> None:
+    app = ScriptedApp(max_seq_len=64)
+    async with app.lifespan():
+        answer = await request_to(app, GENERATE, ids({})).run()
+    assert len(answer.json["choices"][0]["token_ids"]) == 61
+
+
 async def test_ids_end_with_the_token_that_stops_them(request_to: Request) -> None:
     app = ScriptedApp()
     async with app.lifespan():
@@ -102,7 +155,8 @@ async def test_a_request_for_ids_that_fails(request_to: Request, *, stream: bool
         (ids({"max_tokens": "5"}), "sampling_params.max_tokens", "invalid_value"),
         (ids({"min_tokens": 9, "max_tokens": 2}), "sampling_params.min_tokens", "invalid_value"),
         (ids({"stop_token_ids": [-1]}), "sampling_params.stop_token_ids[0]", "invalid_value"),
-        (ids({"n": 2}), "sampling_params.n", "unsupported_parameter"),
+        (ids({"n": 0}), "sampling_params.n", "invalid_value"),
+        (ids({"logit_bias": {"x": 1}}), "sampling_params.logit_bias", "unsupported_parameter"),
         (ids({"logprobs": 1}), "sampling_params.logprobs", "unsupported_parameter"),
         (ids({"bad_words": ["x"]}), "sampling_params.bad_words", "unsupported_parameter"),
         (ids(features={"mm_hashes": {}}), "features", "unsupported_parameter"),

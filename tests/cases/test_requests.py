@@ -62,6 +62,7 @@ EFFECTS: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 1.5},
     "logit_bias": {"logit_bias": {"5": 2}},
     "n": {"n": 2},
+    "prompt_logprobs": {"prompt_logprobs": 1},
     "return_token_ids": {"return_token_ids": True},
     "return_tokens_as_token_ids": {"return_tokens_as_token_ids": True},
     "response_format": {"response_format": {"type": "json_object"}},

@@ -184,7 +184,7 @@ def chat(**choice: Any) -> dict[str, Any]:
 
 def read(answer: object) -> PrefillAnswer:
     body = answer if isinstance(answer, bytes) else orjson.dumps(answer)
-    return read_prefill_answer(body, prompt_tokens=4, label="prefill")
+    return read_prefill_answer(body, prompt_ids=(1, 2, 3, 4), label="prefill")
 
 
 CHAT_LOGPROBS: dict[str, Any] = {
@@ -221,7 +221,7 @@ def test_pd_16_the_first_tokens_logprob(
     count: int, top: tuple[tuple[int, float], ...] | None
 ) -> None:
     body = orjson.dumps(chat(logprobs=TOLD))
-    answer = read_prefill_answer(body, prompt_tokens=4, label="prefill", logprobs=count)
+    answer = read_prefill_answer(body, prompt_ids=(1, 2, 3, 4), label="prefill", logprobs=count)
     top = ((7, -0.25), (504, -0.5), (9, -3.0)) if top is None else top
     assert answer.first == TokenBatch((504,), (TokenLogprob(504, -0.5, top),))
     assert read(chat(logprobs=TOLD)).first == TokenBatch((504,)), "nobody has asked"
@@ -242,7 +242,51 @@ def test_pd_16_the_first_tokens_logprob(
 def test_pd_16_no_logprob_is_invented(logprobs: object) -> None:
     body = orjson.dumps(chat(logprobs=logprobs, token_ids=[504]))
     with pytest.raises(UpstreamInvalid, match="logprobs"):
-        read_prefill_answer(body, prompt_tokens=4, label="prefill", logprobs=1)
+        read_prefill_answer(body, prompt_ids=(1, 2, 3, 4), label="prefill", logprobs=1)
+
+
+OF_PROMPT: list[Any] = [
+    None,
+    {"2": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}},
+    {"3": {"logprob": -3.0}, "9": {"logprob": -0.25}, "8": {"logprob": -0.5}},
+    {"4": {"logprob": -9999.0}, "7": {"logprob": -1}},
+]
+
+
+def read_of_prompt(given: object) -> PrefillAnswer:
+    body = orjson.dumps(chat(token_ids=[504], prompt_logprobs=given))
+    return read_prefill_answer(body, prompt_ids=(1, 2, 3, 4), label="prefill", prompt_logprobs=1)
+
+
+def test_the_prompts_logprobs() -> None:
+    assert read_of_prompt(OF_PROMPT).usage == PromptUsage(
+        4,
+        logprobs=(
+            TokenLogprob(2, -0.5, ((2, -0.5),)),
+            TokenLogprob(3, -3.0, ((9, -0.25),)),
+            TokenLogprob(4, -9999.0, ((7, -1.0),)),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        [],
+        OF_PROMPT[:3],
+        [*OF_PROMPT[:3], None],
+        [*OF_PROMPT[:3], {}],
+        [*OF_PROMPT[:3], {"5": {"logprob": -1}}],
+        [*OF_PROMPT[:3], {"4": {"logprob": None}}],
+        [*OF_PROMPT[:3], {"4": -1}],
+        [*OF_PROMPT[:3], {"four": {"logprob": -1}}],
+        [*OF_PROMPT[:3], {"9" * 5000: {"logprob": -1}}],
+    ],
+)
+def test_the_prompts_logprobs_are_not_invented(given: object) -> None:
+    with pytest.raises(UpstreamInvalid):
+        read_of_prompt(given)
 
 
 @pytest.mark.parametrize(

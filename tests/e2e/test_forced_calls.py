@@ -110,3 +110,23 @@ async def test_a_parser_that_writes_no_calls_forces_none(
         told = await tell(app, fields, stream=False)
     assert (told.status, told.error["code"]) == (400, "unsupported_parameter")
     assert told.error["param"] == "tool_choice"
+
+
+@both
+@sides_param
+@parsers
+async def test_parameters_that_cannot_be_followed_are_named(
+    sides: Sides, parser: str, side: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "strin"}}}}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "wrong", "parameters": wrong}}]
+    named = {"type": "function", "function": {"name": "wrong"}}
+    async with sides.serving(side, monkeypatch, parser=parser) as app:
+        for choice in ("required", named):
+            fields = {"tools": tools, "tool_choice": choice}
+            told = await tell(app, fields, stream=stream)
+            assert told.status == 400
+            assert told.error["param"] == "tools[2].function.parameters.properties.a.items"
+            assert told.error["message"].startswith(told.error["param"])
+        fine = await tell(app, {"tools": tools, "tool_choice": WEATHER}, stream=stream)
+        assert fine.status == 200, fine.error

@@ -6,10 +6,13 @@ import json
 import math
 from typing import Any
 
+import orjson
 import pytest
 
-from tests.e2e.told import ASKED, TOKENIZER, Sides, tell
+from tests.cases.asking import Exchange
+from tests.e2e.told import ASKED, TOKENIZER, Sides, Told, tell
 from tilert_stream.abc import capabilities_of
+from tilert_stream.asgi import App
 from tilert_stream.openai.objects import model_list
 from tilert_stream.serve.request_options import capable
 
@@ -81,6 +84,122 @@ async def test_a_completions_logprobs_are_four_lists(
         assert len(likely) in (2, 3)
     assert choice.prompt_token_ids == TOKENIZER.encode("The river").ids
     assert named.only.lists["tokens"] == [f"token_id:{token}" for token in choice.token_ids]
+
+
+@both
+@sides_param
+async def test_an_echoed_prompt_has_its_logprobs(
+    sides: Sides, side: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was an answer's log-probability is the prompt's where the answer is given as prompt."""
+    async with sides.serving(side, monkeypatch) as app:
+        fields: dict[str, Any] = {
+            "prompt": "The riv\u00e9r",
+            "logprobs": 2,
+            "return_token_ids": True,
+        }
+        answer = await tell(app, fields, stream=stream)
+        said = answer.only.token_ids
+        given = answer.only.prompt_token_ids
+        assert given is not None
+        again = fields | {"prompt": given + said, "echo": True}
+        told = await tell(app, again, stream=stream)
+        texts = [fields | {"echo": True, "n": 2}, fields | {"echo": True, "prompt": ["A", "The"]}]
+        several = [await tell(app, each, stream=stream) for each in texts]
+    assert told.status == 200, told.error
+    lists = told.only.lists
+    count = len(given) + len(said) + told.usage["completion_tokens"]
+    assert {name: len(each) for name, each in lists.items()} == dict.fromkeys(
+        ("tokens", "token_logprobs", "top_logprobs", "text_offset"), count
+    )
+    assert (lists["token_logprobs"][0], lists["top_logprobs"][0]) == (None, None)
+    place = slice(len(given), len(given) + len(said))
+    assert lists["tokens"][place] == answer.only.lists["tokens"]
+    # Decode reads its cache back in 8 bits.
+    assert lists["token_logprobs"][place] == pytest.approx(
+        answer.only.lists["token_logprobs"], abs=0.1
+    )
+    assert all(
+        2 <= len(likely) <= 3 and likely[token] == logprob
+        for likely, token, logprob in zip(
+            lists["top_logprobs"][1:], lists["tokens"][1:], lists["token_logprobs"][1:], strict=True
+        )
+    )
+    text = told.only.text
+    assert text.startswith("The riv\u00e9r" + answer.only.text)
+    ends = [*lists["text_offset"][1:], len(text)]
+    for token, begin, end in zip(lists["tokens"], lists["text_offset"], ends, strict=True):
+        if token.isascii():
+            assert text[begin:end] in (token, ""), "a special token may have no text"
+    for response in several:
+        for choice in response.choices.values():
+            assert choice.lists["token_logprobs"][0] is None
+            assert None not in choice.lists["token_logprobs"][1:]
+            assert len(choice.lists["tokens"]) == len(choice.lists["text_offset"])
+
+
+@sides_param
+async def test_the_prompts_own_logprobs(
+    sides: Sides, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sides.serving(side, monkeypatch) as app:
+        fields: dict[str, Any] = {"prompt_logprobs": 1, "return_token_ids": True}
+        chat = await tell(app, fields, stream=False)
+        fields |= {"prompt": "The river", "echo": True, "logprobs": 3}
+        completion = await tell(app, fields, stream=False)
+        alone = await tell(app, {"prompt": [5], "prompt_logprobs": 0}, stream=False)
+    for ids, entries in (
+        (chat.prompt_token_ids, chat.prompt_logprobs),
+        (completion.only.prompt_token_ids, completion.only.prompt_logprobs),
+    ):
+        assert ids is not None
+        assert entries is not None
+        assert entries[0] is None
+        assert len(entries) == len(ids)
+        for token, entry in zip(ids[1:], entries[1:], strict=True):
+            assert len(entry) == (1 if entry[str(token)]["rank"] == 1 else 2)
+            assert entry[str(token)]["decoded_token"]
+            assert all(told["logprob"] <= 0 for told in entry.values())
+    ids, told = completion.only.prompt_token_ids or [], completion.only.prompt_logprobs or []
+    own = [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], told[1:], strict=True)]
+    assert own == completion.only.lists["token_logprobs"][1 : len(ids)]
+    assert alone.only.prompt_logprobs == [None]
+
+
+@both
+@sides_param
+async def test_token_ids_have_their_logprobs(
+    sides: Sides, side: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sides.serving(side, monkeypatch) as app:
+        fields: dict[str, Any] = {"prompt": "The river", "logprobs": 2, "return_token_ids": True}
+        fields |= {"return_tokens_as_token_ids": True}
+        text = await tell(app, fields, stream=stream)
+        sampling: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "logprobs": 2, "n": 2}
+        if not stream:
+            sampling["prompt_logprobs"] = 1
+        body: dict[str, Any] = {"token_ids": text.only.prompt_token_ids, "stream": stream}
+        asked = Exchange(
+            app,
+            [orjson.dumps(body | {"sampling_params": sampling})],
+            "/inference/v1/generate",
+        )
+        await asked.run()
+    assert asked.status == 200, asked.content
+    told = Told(200)
+    for each in asked.chunks if stream else [asked.json]:
+        told.take(each)
+    assert sorted(told.choices) == [0, 1]
+    lists = text.only.lists
+    for choice in told.choices.values():
+        assert choice.token_ids == text.only.token_ids
+        assert [entry["token"] for entry in choice.logprobs] == lists["tokens"]
+        own = [entry["logprob"] for entry in choice.logprobs]
+        assert own == pytest.approx(lists["token_logprobs"])
+        assert {len(entry["top_logprobs"]) for entry in choice.logprobs} == {2}
+    if not stream:
+        assert told.prompt_logprobs is not None
+        assert len(told.prompt_logprobs) == len(text.only.prompt_token_ids or ())
 
 
 @both
@@ -295,6 +414,14 @@ BAD_SCHEMAS: list[tuple[dict[str, object], str]] = [
 ]
 
 
+async def refused(app: App, fields: dict[str, Any], param: str, *, stream: bool) -> None:
+    told = await tell(app, fields, stream=stream)
+    assert told.status == 400
+    assert told.error["type"] == "invalid_request_error"
+    assert told.error["message"].startswith(param + " cannot be followed")
+    assert told.error["param"] == param
+
+
 @both
 @sides_param
 async def test_a_schema_that_cannot_be_followed_is_a_400_that_names_the_place(
@@ -304,12 +431,18 @@ async def test_a_schema_that_cannot_be_followed_is_a_400_that_names_the_place(
     async with sides.serving(side, monkeypatch) as app:
         for schema, place in BAD_SCHEMAS:
             form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-            told = await tell(app, {"response_format": form}, stream=stream)
-            assert told.status == 400
-            assert told.error["type"] == "invalid_request_error"
-            param = "response_format.json_schema.schema" + place
-            assert param in told.error["message"]
-            assert told.error["param"] == param
+            for fields, param in (
+                ({"response_format": form}, "response_format.json_schema.schema" + place),
+                ({"structured_outputs": {"json": schema}}, "structured_outputs.json" + place),
+            ):
+                await refused(app, fields, param, stream=stream)
+        for name, wrong in (("regex", "("), ("grammar", "a")):
+            await refused(
+                app,
+                {"structured_outputs": {name: wrong}},
+                f"structured_outputs.{name}",
+                stream=stream,
+            )
         assert (await tell(app, {"max_tokens": 2}, stream=stream)).status == 200
 
 

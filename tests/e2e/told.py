@@ -104,6 +104,7 @@ class Choice:
     """A completion's."""
     token_ids: list[int] = field(default_factory=list[int])
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[Any] | None = None
     calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def take(self, choice: dict[str, Any]) -> None:
@@ -126,6 +127,7 @@ class Choice:
         if "prompt_token_ids" in choice:
             assert self.prompt_token_ids is None, "it is told once"
             self.prompt_token_ids = choice["prompt_token_ids"]
+        self.prompt_logprobs = choice.get("prompt_logprobs", self.prompt_logprobs)
         self.finish_reason = choice["finish_reason"] or self.finish_reason
 
 
@@ -137,6 +139,7 @@ class Told:
     choices: dict[int, Choice] = field(default_factory=dict[int, Choice])
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[Any] | None = None
     error: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -147,6 +150,7 @@ class Told:
     def take(self, body: dict[str, Any]) -> None:
         self.error = body.get("error", self.error)
         self.prompt_token_ids = body.get("prompt_token_ids", self.prompt_token_ids)
+        self.prompt_logprobs = body.get("prompt_logprobs", self.prompt_logprobs)
         self.usage = body.get("usage") or self.usage
         for choice in body.get("choices", ()):
             self.choices.setdefault(choice["index"], Choice()).take(choice)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -126,3 +128,39 @@ async def test_the_next_request_on_a_connection(host: Host) -> None:
             client.post(stream=stream, max_tokens=max_tokens, headers=())
             answers.append(await read_one(client))
     assert [answer.status for answer in answers] == [200, 200, 500, 500, 400] * 2
+
+
+class Broken:
+    """A tokenizer with a bug."""
+
+    tokens: Mapping[int, str] = {}
+
+    def encode(self, _text: str, /, *, add_special_tokens: bool) -> tuple[int, ...]:
+        raise ZeroDivisionError("/etc/secret is no number")
+
+    def decode(self, _ids: Iterable[int], /, *, skip_special_tokens: bool) -> str:
+        raise NotImplementedError
+
+
+async def test_what_nobody_has_foreseen_is_an_error_object_too(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = ScriptedApp()
+    sound = app.card
+    async with site.serve(app) as address:
+        for stream in (True, False):
+            app.card = replace(sound, tokenizer=Broken())
+            answer = read(await address.post(stream=stream, max_tokens=5).read_all())
+            assert (answer.status, answer.complete) == (500, True)
+            error = answer.json["error"]
+            assert (error["type"], error["param"]) == ("server_error", None)
+            assert error["code"] == "internal_error"
+            assert b"secret" not in answer.body
+            (told,) = [record for record in caplog.records if record.exc_info is not None]
+            assert told.name == "tilert_stream.asgi.endpoint"
+            assert answer.headers[b"x-request-id"].decode() in told.getMessage()
+            caplog.clear()
+        app.card = sound
+        answer = read(await address.post(stream=False, max_tokens=5).read_all())
+        assert (answer.status, answer.json["choices"][0]["text"]) == (200, "the q")
+    assert app.service.ledger.counts == {}

@@ -298,6 +298,7 @@ SAMPLING_REFUSALS: list[tuple[dict[str, object], str]] = [
     ({"presence_penalty": 2.1}, "presence_penalty"),
     ({"frequency_penalty": -2.1}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e308}, "repetition_penalty"),
     ({"logit_bias": {"foo": 1}}, "logit_bias.foo"),
     ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
     ({"logit_bias": {"260": 1}}, "logit_bias.260"),
@@ -354,7 +355,11 @@ def test_top_logprobs_need_logprobs(card: ModelCard) -> None:
     assert refused_chat(able, HI | {"top_logprobs": 2}).param == "top_logprobs"
     assert refused_chat(able, HI | {"logprobs": True, "top_logprobs": 21}).param == "top_logprobs"
     assert refused_completion(able, A | {"logprobs": 21}).param == "logprobs"
-    assert refused_completion(able, A | {"logprobs": 1, "echo": True}).param == "echo"
+    blind = replace(able, capabilities=ENGINE_CAPABILITIES - {"prompt_logprobs"})
+    assert refused_completion(blind, A | {"logprobs": 1, "echo": True}).param == "echo"
+    streamed = {"prompt_logprobs": 1, "stream": True}
+    assert refused_completion(able, A | streamed).param == "prompt_logprobs"
+    assert refused_chat(able, HI | {"prompt_logprobs": 21}).param == "prompt_logprobs"
 
 
 CAPABILITY_FIELDS: list[tuple[dict[str, object], str]] = [

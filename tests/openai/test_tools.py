@@ -74,7 +74,7 @@ def test_what_the_parser_gets(card: ModelCard) -> None:
     template = "{{ 'x' * 100 }}<think>"
     request, _ = parse(card, template, tools=[WEATHER], parallel_tool_calls=False)
     assert request.output is not None
-    assert request.output.tools == (Tool("weather", PARAMETERS),)
+    assert request.output.tools == (Tool("weather", PARAMETERS, "tools[0].function.parameters"),)
     assert request.output.prompt_tail.endswith("x<think>")
     assert len(request.output.prompt_tail) == 64
     assert not request.output.parallel_calls

@@ -16,6 +16,7 @@ from tilert_stream.events import Finished, OutputFormat, TokenBatch, TokenLogpro
 from tilert_stream.fusion import fuse
 from tilert_stream.link import make_link
 from tilert_stream.openai.envelope import Envelope
+from tilert_stream.openai.logprobs import text_offsets
 from tilert_stream.openai.token_names import TokenNames
 from tilert_stream.parsers.hermes import HERMES
 from tilert_stream.stages.detokenize import Detokenize
@@ -122,3 +123,18 @@ def test_an_engine_that_tells_none_fails_the_request() -> None:
         assert not isinstance(delta, Finished)
         with pytest.raises(EngineFault, match="0 log-probabilities of 1 tokens"):
             encode.feed(delta)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "offsets"),
+    [
+        ([*b"ab"], "ab", [0, 1]),
+        ([families.EOS, *b"ab"], "ab", [0, 0, 1]),
+        ([*"a😀b".encode()], "a😀b", [0, 1, 1, 1, 1, 2]),
+        ([*b" ab"], "ab", [0, 0, 1]),
+        ([*b"AB"], "ab", [0, 0]),
+    ],
+)
+def test_where_the_tokens_of_a_prompt_begin(ids: list[int], text: str, offsets: list[int]) -> None:
+    """Special tokens that the tokenizer adds have no text, nor have those that it has changed."""
+    assert text_offsets(ids, text, NAMES) == offsets

@@ -91,10 +91,13 @@ def test_what_is_raised_while_a_request_is_read_is_a_refusal() -> None:
     assert told.calls == [("refused", error)]
 
 
-def test_a_fault_is_no_refusal() -> None:
+def test_a_fault_is_told_without_its_words() -> None:
     told = Told()
     observers = Observers()
     observers.add(told)
     with pytest.raises(ZeroDivisionError), observers.refusals(RequestRecord()):
-        raise ZeroDivisionError
-    assert told.calls == []
+        raise ZeroDivisionError("/etc/secret")
+    ((name, error),) = told.calls
+    assert name == "refused"
+    assert isinstance(error, TilertStreamError)
+    assert (error.status, error.message) == (500, "internal error")

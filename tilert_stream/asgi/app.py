@@ -204,7 +204,12 @@ class App:
         self, envelope: Envelope, *, timing: bool, gathered: Gathered | None = None
     ) -> EncodeSSE | EncodeJSON | EncodeTokenIds:
         if envelope.kind == "tokens":
-            return EncodeTokenIds(envelope, done_after_error=self._done_after_error)
+            return EncodeTokenIds(
+                envelope,
+                self._names,
+                done_after_error=self._done_after_error,
+                gathered=gathered,
+            )
         if not envelope.stream:
             return EncodeJSON(
                 envelope,

@@ -14,7 +14,7 @@ from ..openai.build import check_model
 from ..openai.encoding import dumps
 from ..openai.objects import model_list, model_objects
 from .request_id import answer_id, id_header
-from .response import ErrorResponse, JSONBody
+from .response import ANSWER_BEGUN, ErrorResponse, JSONBody
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 class Endpoint:
     """One path: picks the method's handler, and answers every error as an OpenAI object.
 
-    A handler raises such an error only while it has sent nothing.
+    A handler raises one of ours only while it has sent nothing. One that is not ours is logged, and
+    the client learns no more of it than that it was a 500.
     """
 
     def __init__(self, **handlers: Handler) -> None:
@@ -56,6 +57,14 @@ class Endpoint:
         except TilertStreamError as error:
             headers = (*self._allow(error), *id_header(answer_id(scope)))
             await ErrorResponse(error, headers)(scope, receive, send)
+        except Exception:
+            if ANSWER_BEGUN in scope:
+                raise  # all that is left is to cut, and the server does that
+            # Every server has a page of its own for this, which no client can read.
+            request_id = answer_id(scope)
+            logger.exception("%s %s failed: request %s", scope["method"], scope["path"], request_id)
+            unknown = TilertStreamError("internal error; the server's log has it by x-request-id")
+            await ErrorResponse(unknown, id_header(request_id))(scope, receive, send)
 
     def _handler(self, method: str) -> Handler:
         handler = self._handlers.get(method)

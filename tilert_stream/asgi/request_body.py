@@ -98,17 +98,18 @@ def _weight(body: bytes) -> int:
     return text + (len(body) - text) // 4
 
 
-async def check_grammar(request: GenerateRequest, check: Callable[[str], None] | None) -> None:
+async def check_grammar(request: GenerateRequest, check: Callable[[str, str], None] | None) -> None:
     """Compile the grammar that ``request``'s answer is held to, in a thread.
 
     A checkpoint only where there is one.
 
-    :param check: what compiles it; None: nothing here does.
+    :param check: what compiles it, and names the field it came from where it cannot be followed;
+        None: nothing here does.
     :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
     """
-    grammar = request.sampling.grammar
-    if grammar is not None and check is not None:
-        await to_thread.run_sync(check, grammar)
+    sampling = request.sampling
+    if sampling.grammar is not None and check is not None:
+        await to_thread.run_sync(check, sampling.grammar, sampling.grammar_param)
 
 
 def _too_large(limit: int, size: str) -> BodyTooLarge:

@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from ..stream import Stream
     from .disconnect import DisconnectListener
 
-__all__ = ("EVENT_STREAM", "JSON", "ErrorResponse", "Headers", "JSONBody", "StreamResponse")
+__all__ = (
+    "ANSWER_BEGUN",
+    "EVENT_STREAM",
+    "JSON",
+    "ErrorResponse",
+    "Headers",
+    "JSONBody",
+    "StreamResponse",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +52,10 @@ EVENT_STREAM: Final[Headers] = (
 JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 
+ANSWER_BEGUN: Final = "tilert_stream.answer_begun"
+"""In a request's scope, once no other answer can be given: it has begun, or was tried."""
+
+
 class JSONBody:
     """A whole body, known at once."""
 
@@ -54,6 +66,7 @@ class JSONBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
+        scope[ANSWER_BEGUN] = True
         await send(
             {"type": "http.response.start", "status": self._status, "headers": self._headers}
         )
@@ -119,9 +132,14 @@ class StreamResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
-        await while_there(
-            scope, receive, lambda listener: self._answer(scope, receive, send, listener)
-        )
+        try:
+            await while_there(
+                scope, receive, lambda listener: self._answer(scope, receive, send, listener)
+            )
+        except Exception:
+            if self._started:
+                scope[ANSWER_BEGUN] = True
+            raise
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, listener: DisconnectListener

@@ -175,7 +175,7 @@ class DecodeCall:
     def _lacks(self, capability: str, sampling: Sampling) -> UnsupportedParameter:
         """The error for what the node's engine cannot do, by the name that the client used."""
         if capability == "grammar":
-            field = sampling.grammar_param
+            field = sampling.grammar_param.partition(".")[0]
             what = "cannot hold an answer to a grammar"
         else:
             field, what = capability, "has none"

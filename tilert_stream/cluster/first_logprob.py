@@ -18,7 +18,7 @@ from .json_fields import as_list, as_object, token_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ("read_first_logprob",)
+__all__ = ("finite_number", "read_first_logprob")
 
 _TOKEN: Final = re.compile(r"token_id:([0-9]{1,10})")
 
@@ -34,11 +34,11 @@ def read_first_logprob(
     own = as_list(given.get("token_logprobs"), "choices[0].logprobs.token_logprobs", least=1)[0]
     top = as_list(given.get("top_logprobs"), "choices[0].logprobs.top_logprobs", least=1)[0]
     others = [
-        (_token(name), _number(value))
+        (_token(name), finite_number(value, "choices[0].logprobs"))
         for name, value in as_object(top, "choices[0].logprobs.top_logprobs[0]").items()
     ]
     others.sort(key=lambda each: -each[1])
-    return (TokenLogprob(first, _number(own), tuple(others[:count])),)
+    return (TokenLogprob(first, finite_number(own, "choices[0].logprobs"), tuple(others[:count])),)
 
 
 def _token(name: str) -> int:
@@ -48,7 +48,11 @@ def _token(name: str) -> int:
     return token_id(int(match[1]), "choices[0].logprobs")
 
 
-def _number(value: object) -> float:
+def finite_number(value: object, field: str) -> float:
+    """``value``, a log-probability.
+
+    :raises ValueError: it is none.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError("choices[0].logprobs has a log-probability that is no number")
+        raise ValueError(f"{field} has a log-probability that is no number")
     return float(value)

@@ -8,7 +8,7 @@ answer, others are refused where an answer is not streamed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
 import orjson
@@ -19,12 +19,14 @@ from ..openai.grammar import structured_outputs
 from .first_logprob import read_first_logprob
 from .further_sampling import logit_fields
 from .json_fields import as_list, as_object, token_id
+from .prompt_logprobs import read_prompt_logprobs
 from .refusals import refusal_of, retry_after
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from ..events import GenerateRequest
+    from ..errors import TilertStreamError
+    from ..events import GenerateRequest, Sampling
     from ..http.client import Begun, HTTPClient, Origin
 
 __all__ = ("PrefillAnswer", "PrefillCall", "prefill_body", "read_prefill_answer", "request_fields")
@@ -41,8 +43,11 @@ LAYOUT_TIMEOUT: Final = 5.0
 
 ANSWER_BYTES: Final = 4 * 1024 * 1024
 """One token, and what prefill says about the prompt."""
+LOGPROB_BYTES: Final = 200
+"""One more token with its log-probability, as vLLM writes it."""
 
 _TOKEN: Final = re.compile(r"token_id:([0-9]{1,10})")
+_SENT_GRAMMAR: Final = re.compile(r"structured_outputs(\.json|\.grammar)?")
 _GIVEN_UP: Final = frozenset({"abort", "error", "cancelled"})
 
 
@@ -68,6 +73,8 @@ def request_fields(request: GenerateRequest) -> dict[str, object]:
     if sampling.logprobs is not None:
         # An answer has them in any case, for the first token's id: this says that they are read.
         fields |= {"logprobs": sampling.logprobs, "wants_logprobs": True}
+    if sampling.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = sampling.prompt_logprobs
     if sampling.grammar is not None:
         fields["structured_outputs"] = structured_outputs(sampling.grammar)
     return fields
@@ -107,6 +114,24 @@ def prefill_body(
     if kv_transfer_params is not None:
         body["kv_transfer_params"] = dict(kv_transfer_params)
     return body
+
+
+def _answer_bytes(request: GenerateRequest) -> int:
+    count = request.sampling.prompt_logprobs
+    return ANSWER_BYTES + (
+        0 if count is None else len(request.prompt_ids) * (count + 1) * LOGPROB_BYTES
+    )
+
+
+def _as_asked(refusal: TilertStreamError, sampling: Sampling) -> TilertStreamError:
+    """``refusal``, its grammar by the field that our client has used for it."""
+    sent = _SENT_GRAMMAR.match(refusal.param or "")
+    if sent is None or sampling.grammar is None:
+        return refusal
+    rest = (refusal.param or "")[sent.end() :]
+    refusal.param = sampling.grammar_param + rest
+    refusal.message = refusal.message.replace(sent[0], sampling.grammar_param, 1)
+    return refusal
 
 
 def _integer(value: object) -> int:
@@ -183,15 +208,17 @@ class PrefillCall:
             if (response.header(b"content-type") or "").startswith("text/event-stream"):
                 # It may go on for as long as a whole answer takes.
                 raise UpstreamInvalid(f"{label} sent an event stream, although stream is false")
-            answer = await response.read(ANSWER_BYTES, within=self._answer_timeout)
+            answer = await response.read(_answer_bytes(request), within=self._answer_timeout)
         if response.status != 200:
             after = retry_after(response.header)
-            raise refusal_of(response.status, answer, label=label, after=after)
+            refusal = refusal_of(response.status, answer, label=label, after=after)
+            raise _as_asked(refusal, request.sampling)
         return read_prefill_answer(
             answer,
-            prompt_tokens=len(request.prompt_ids),
+            prompt_ids=request.prompt_ids,
             label=label,
             logprobs=request.sampling.logprobs,
+            prompt_logprobs=request.sampling.prompt_logprobs,
         )
 
     async def layout(self) -> Mapping[str, object] | None:
@@ -229,14 +256,20 @@ class PrefillAnswer:
 
 
 def read_prefill_answer(
-    body: bytes, *, prompt_tokens: int, label: str, logprobs: int | None = None
+    body: bytes,
+    *,
+    prompt_ids: Sequence[int],
+    label: str,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> PrefillAnswer:
     """Read a 200 of prefill: OpenAI's chat completion or completion, as vLLM writes it.
 
-    :param prompt_tokens: the prompt's length as the router has counted it.
+    :param prompt_ids: what has been asked for.
     :param label: what prefill is called in errors.
     :param logprobs: how many tokens are to be told beside the first one; None: no
         log-probabilities are read.
+    :param prompt_logprobs: the same beside each token of the prompt.
     :raises UpstreamInvalid: it is no such object, does not say the first token's id, or is about
         another prompt.
     :raises UpstreamError: prefill has given the request up.
@@ -249,7 +282,10 @@ def read_prefill_answer(
             raise UpstreamError(f"{label} gave the request up (finish_reason {reason!r})")
         first = _first_token(choice)
         told = None if logprobs is None else read_first_logprob(choice, first, logprobs)
-        usage = _usage(answer.get("usage"), prompt_tokens)
+        usage = _usage(answer.get("usage"), len(prompt_ids))
+        if prompt_logprobs is not None:
+            of_prompt = read_prompt_logprobs(choice, prompt_ids, prompt_logprobs)
+            usage = replace(usage, logprobs=of_prompt)
         params = answer.get("kv_transfer_params")
         if params is not None:
             params = as_object(params, "kv_transfer_params")

@@ -58,9 +58,9 @@ class ModelCard:
     call_grammar: Callable[[Sequence[Tool], bool], str | None] | None = None
     """How calls of some tools, one or (True) several, must be written to be read out of an answer;
     None: no call can be forced."""
-    check_grammar: Callable[[str], None] | None = None
-    """Compiles a grammar, and raises ``InvalidRequest`` for one that cannot be followed; blocks.
-    None: that is found out by whoever holds the answer to it."""
+    check_grammar: Callable[[str, str], None] | None = None
+    """Compiles a grammar, and raises ``InvalidRequest`` for one that cannot be followed, naming the
+    field it came from; blocks. None: that is found out by whoever holds the answer to it."""
 
     def __post_init__(self) -> None:
         if not self.names:

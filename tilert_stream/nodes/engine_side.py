@@ -74,14 +74,14 @@ class EngineSide(Generic[SequenceT]):
         """What a request can ask for."""
         return capabilities_of(self._worker.engine)
 
-    def check_grammar(self, grammar: str) -> None:
+    def check_grammar(self, grammar: str, param: str) -> None:
         """Have the engine compile ``grammar``; blocks, from any thread.
 
         :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
         """
         engine = self._worker.engine
         if isinstance(engine, GrammarEngine):
-            engine.check_grammar(grammar)
+            engine.check_grammar(grammar, param)
 
     def check_needs(self, needs: Collection[str]) -> None:
         """Refuse what the engine is not capable of.

@@ -89,7 +89,7 @@ class OrderedNode(Protocol):
         """What a request can ask for."""
         ...
 
-    def check_grammar(self, grammar: str) -> None:
+    def check_grammar(self, grammar: str, param: str) -> None:
         """Have the engine compile ``grammar``; blocks, from any thread."""
         ...
 

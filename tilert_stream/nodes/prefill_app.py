@@ -24,7 +24,7 @@ from tilert_stream.asgi.request_id import answer_id
 from tilert_stream.asgi.response import JSON, JSONBody, StreamResponse
 from tilert_stream.cluster.prefill_call import LAYOUT
 from tilert_stream.openai.encoding import dumps
-from tilert_stream.openai.logprobs import chat_logprobs, completion_logprobs
+from tilert_stream.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from tilert_stream.openai.objects import choice_object, model_list, response
 from tilert_stream.openai.token_names import TokenNames
 from tilert_stream.telemetry.record import RequestRecord
@@ -159,7 +159,10 @@ class _FirstToken:
         if outcome.error is not None:
             return ()
         text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        details = {"token_ids": self._ids, "logprobs": self._logprobs()}
+        details: dict[str, object] = {"token_ids": self._ids, "logprobs": self._logprobs()}
+        of_prompt = self._scope.usage.logprobs
+        if of_prompt is not None:
+            details["prompt_logprobs"] = prompt_logprobs(of_prompt)
         choice = choice_object(self._envelope, text, outcome, details=details)
         answer = response(self._envelope, (choice,), self._scope.usage, len(self._ids))
         answer["kv_transfer_params"] = None

@@ -12,6 +12,7 @@ from ..errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from ..events import GenerateRequest, Limits, Sampling
 from .describe import describe
 from .envelope import Envelope
+from .grammar import grammar_param
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,6 +93,7 @@ def build(
     logprobs: int | None = None,
     grammar: str | None = None,
     echo: str = "",
+    echo_logprobs: bool = False,
 ) -> Parsed:
     """Check what no single field can tell, and fill in the defaults.
 
@@ -100,6 +102,7 @@ def build(
     :param logprobs: how many tokens are told beside each drawn one; None: not even that one.
     :param grammar: what the answer must match.
     :param echo: what stands before the answer.
+    :param echo_logprobs: ``logprobs`` are told of the prompt, too.
     :raises ~tilert_stream.errors.ContextLengthExceeded: prompt and answer do not fit.
     :raises ~tilert_stream.errors.InvalidRequest: fields contradict each other.
     """
@@ -113,7 +116,10 @@ def build(
         id=urandom(16).hex(),
         prompt_ids=prompt_ids,
         limits=_limits(wire, card, max_tokens, budget.param),
-        sampling=_sampling(wire, card, prompt_ids, logprobs, grammar),
+        sampling=replace(
+            _sampling(wire, card, prompt_ids, logprobs, grammar),
+            prompt_logprobs=_prompt_logprobs(wire, logprobs if echo_logprobs else None),
+        ),
         stop=_stop(wire),
         include_stop=bool(wire.include_stop_str_in_output),
         skip_special_tokens=wire.skip_special_tokens is not False,
@@ -128,6 +134,8 @@ def build(
             envelope,
             choices=wire.n or 1,
             logprobs=logprobs is not None,
+            prompt_logprobs=wire.prompt_logprobs,
+            echo_logprobs=echo_logprobs and logprobs is not None,
             token_ids=bool(wire.return_token_ids),
             tokens_as_ids=bool(wire.return_tokens_as_token_ids),
             echo=echo,
@@ -219,16 +227,22 @@ def _sampling(
         logit_bias=_logit_bias(wire.logit_bias, card.vocab_size) if wire.logit_bias else (),
         logprobs=logprobs,
         grammar=grammar,
-        grammar_param="response_format" if grammar is None else _grammar_param(wire),
+        grammar_param="response_format"
+        if grammar is None
+        else grammar_param(wire.response_format, wire.structured_outputs),
     )
 
 
-def _grammar_param(wire: CommonRequest) -> str:
-    """The field that a grammar comes from; a request has one at most."""
-    if wire.structured_outputs is not None:
-        return "structured_outputs"
-    form = wire.response_format
-    return "tool_choice" if form is None or form.get("type") == "text" else "response_format"
+def _prompt_logprobs(wire: CommonRequest, echoed: int | None) -> int | None:
+    """How many tokens must be told beside each of the prompt's, for all that asks for them."""
+    if wire.prompt_logprobs is not None and wire.stream:
+        raise InvalidRequest(
+            f"prompt_logprobs is {wire.prompt_logprobs}, and stream is true; they are told in a"
+            " whole answer only: leave one of them out",
+            param="prompt_logprobs",
+        )
+    asked = [count for count in (wire.prompt_logprobs, echoed) if count is not None]
+    return max(asked, default=None)
 
 
 def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

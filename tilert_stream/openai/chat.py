@@ -148,7 +148,7 @@ def _logprobs(wire: ChatRequest) -> int | None:
 def _echo(wire: ChatRequest) -> str:
     """The last message, if the answer goes on in its role."""
     last = wire.messages[-1]
-    if not wire.echo or last.role != "assistant":
+    if not wire.echo or last["role"] != "assistant":
         return ""
     return str(template_messages([last])[0]["content"])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .encoding import dumps
-from .objects import usage
+from .objects import tokens_head, usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,12 +41,14 @@ class ChunkTemplate:
     def __init__(self, envelope: Envelope, reasoning_fields: Sequence[str] = ()) -> None:
         self._reasoning_fields = reasoning_fields
         self._chat = envelope.kind == "chat"
-        shared = {
+        shared: dict[str, object] = {
             "id": envelope.id,
             "object": "chat.completion.chunk" if self._chat else "text_completion",
             "created": envelope.created,
             "model": envelope.model,
         }
+        if envelope.kind == "tokens":
+            shared = tokens_head(envelope)
         self._index = envelope.index
         self._head = dumps(shared)[:-1] + b',"choices":['
         choice = self._head + b'{"index":%d,' % envelope.index
@@ -98,6 +100,10 @@ class ChunkTemplate:
             choice["text"] = "" if delta is None else delta.text
         choice |= {"logprobs": None, "finish_reason": None}
         choice.update(details)
+        return self._head + dumps(choice) + b"]"
+
+    def choice(self, choice: Mapping[str, object]) -> bytes:
+        """The chunk of a choice that is made elsewhere, without its last brace."""
         return self._head + dumps(choice) + b"]"
 
     def finish(self, outcome: Finished, details: Mapping[str, object] | None = None) -> bytes:

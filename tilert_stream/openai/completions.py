@@ -109,14 +109,15 @@ def _read_prompt(
         logprobs=wire.logprobs,
         grammar=answer_grammar(wire.response_format, wire.structured_outputs),
         echo=_echo(wire, prompt, card) if wire.echo else "",
+        echo_logprobs=bool(wire.echo),
     )
 
 
 def _echo(wire: CompletionRequest, prompt: str | list[int], card: ModelCard) -> str:
-    if wire.logprobs is not None:
+    if wire.logprobs is not None and "prompt_logprobs" not in card.capabilities:
         raise UnsupportedParameter(
-            "echo is true and logprobs is given: there are no log-probabilities of the prompt;"
-            " leave one of them out",
+            "echo is true and logprobs is given: the engine tells no log-probabilities of the"
+            " prompt; leave one of them out",
             param="echo",
         )
     if isinstance(prompt, str):

@@ -48,6 +48,10 @@ class Envelope:
     """Of a completion with several prompts, those behind the first."""
     logprobs: bool = False
     """Whether each token's log-probability is told."""
+    prompt_logprobs: int | None = None
+    """How many tokens are told beside each of the prompt's; None: nothing is told of them."""
+    echo_logprobs: bool = False
+    """Whether ``logprobs`` begin with the prompt's, which stands before the answer."""
     token_ids: bool = False
     """``return_token_ids``: ids beside the text."""
     tokens_as_ids: bool = False
@@ -60,7 +64,13 @@ class Envelope:
     @property
     def detailed(self) -> bool:
         """Whether more is told than the text of one answer."""
-        return self.logprobs or self.token_ids or bool(self.echo) or self.choices > 1
+        return (
+            self.logprobs
+            or self.token_ids
+            or bool(self.echo)
+            or self.choices > 1
+            or self.prompt_logprobs is not None
+        )
 
     @property
     def id(self) -> str:

@@ -30,6 +30,10 @@ CHOICES_MAX: Final = 128
 LOGPROBS_MAX: Final = 20
 """Most likely tokens beside each drawn one. OpenAI's limit, and vLLM's default."""
 
+REPETITION_MIN: Final = 0.001
+REPETITION_MAX: Final = 1000
+"""Logits, which it multiplies and divides, stay finite. vLLM takes anything above 0."""
+
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 
@@ -80,10 +84,11 @@ class CommonRequest(WireModel):
     seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0)
+    repetition_penalty: float | None = Field(default=None, ge=REPETITION_MIN, le=REPETITION_MAX)
     logit_bias: dict[str, float] | None = None
     n: int | None = Field(default=None, ge=1, le=CHOICES_MAX)
     echo: bool | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: dict[str, object] | None = None

@@ -6,6 +6,7 @@ their own, and token ids as the answer (``output_mode: "tokens"``).
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
@@ -14,9 +15,8 @@ from pydantic import Field
 from ..errors import InvalidRequest, UnsupportedParameter
 from .body import parse_object
 from .build import Budget, Parsed, build, check_ids, check_model
-from .completions import MAX_TOKENS_DEFAULT
 from .describe import describe
-from .fields import CommonRequest, StreamOptions
+from .fields import LOGPROBS_MAX, CommonRequest, StreamOptions
 from .parameters import check_parameters
 from .validation import WireModel, validate
 
@@ -25,25 +25,31 @@ if TYPE_CHECKING:
 
     from ..model.card import ModelCard
 
-__all__ = ("GenerateBody", "parse_generate")
+__all__ = ("GenerateBody", "TokenSampling", "parse_generate")
 
 PARAMS: Final = "sampling_params"
 REFUSED: Final = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
 """Fields of vLLM's that ask for what is not served: other media than text, and caches from
 elsewhere."""
 
-REFUSED_SAMPLING: Final = ("echo", "logprobs", "response_format", "structured_outputs")
+REFUSED_SAMPLING: Final = ("echo", "response_format", "structured_outputs")
+_TOP: Final = re.compile(r"[.\[]")
+
+
+class TokenSampling(CommonRequest):
+    """Every field of a completion that speaks of sampling and of length."""
+
+    logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
 
 
 class GenerateBody(WireModel):
     """What a request for tokens may say.
 
-    ``sampling_params`` has every field of a completion that speaks of sampling and of length.
     ``request_id`` is repeated in the answer; the server has an id of its own, which is unique.
     """
 
     token_ids: list[int] = Field(min_length=1, fail_fast=True)
-    sampling_params: CommonRequest = Field(default_factory=CommonRequest)
+    sampling_params: TokenSampling = Field(default_factory=TokenSampling)
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -72,10 +78,11 @@ def parse_generate(body: bytes, card: ModelCard) -> Parsed:
             kind="tokens",
             prompt_ids=tuple(wire.token_ids),
             prompt_param="token_ids",
-            budget=Budget("max_tokens", common.max_tokens, MAX_TOKENS_DEFAULT),
+            budget=Budget("max_tokens", common.max_tokens),
+            logprobs=common.logprobs,
         )
     except InvalidRequest as error:
-        if error.param is not None and error.param.partition("[")[0] in sampling:
+        if error.param is not None and _TOP.split(error.param, maxsplit=1)[0] in sampling:
             error.param = f"{PARAMS}.{error.param}"
         raise
     if wire.request_id is not None:
@@ -84,12 +91,6 @@ def parse_generate(body: bytes, card: ModelCard) -> Parsed:
 
 
 def _check_fields(raw: Mapping[str, object], wire: GenerateBody) -> None:
-    sampling = wire.sampling_params
-    if (sampling.n or 1) > 1:
-        raise UnsupportedParameter(
-            f"{PARAMS}.n is {sampling.n}; a request for token ids has one answer: send several",
-            param=f"{PARAMS}.n",
-        )
     given = cast("Mapping[str, object]", raw.get(PARAMS) or {})
     for name in REFUSED_SAMPLING:
         if given.get(name):

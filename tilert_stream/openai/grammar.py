@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = (
     "answer_grammar",
+    "grammar_param",
     "lark_grammar",
     "lark_string",
     "schema_grammar",
     "structured_outputs",
 )
 
+SCHEMA: Final = "response_format.json_schema.schema"
 ANY_OBJECT: Final[Mapping[str, object]] = {"type": "object"}
 """``json_object``: OpenAI promises an object."""
 WHITESPACE: Final = {"whitespace_pattern": "( |\\n[ \\t]{0,20})?"}
@@ -51,6 +53,19 @@ def answer_grammar(
             param="structured_outputs",
         )
     return _of_structured(structured)
+
+
+def grammar_param(
+    response_format: Mapping[str, object] | None, structured: Mapping[str, object] | None
+) -> str:
+    """The field that a request's grammar is made from; it has one at most."""
+    if structured is not None:
+        asked = [name for name, value in structured.items() if value not in (None, False)]
+        return ".".join(("structured_outputs", *asked))
+    kind = None if response_format is None else response_format.get("type")
+    if kind in (None, "text"):
+        return "tool_choice"
+    return SCHEMA if kind == "json_schema" else "response_format"
 
 
 def structured_outputs(grammar: str) -> dict[str, object]:
@@ -101,8 +116,7 @@ def _of_format(given: Mapping[str, object]) -> str | None:
             param="response_format.type",
         )
     named = _object(given.get("json_schema"), "response_format.json_schema")
-    param = "response_format.json_schema.schema"
-    return schema_grammar(_object(named.get("schema"), param), param)
+    return schema_grammar(_object(named.get("schema"), SCHEMA), SCHEMA)
 
 
 def _of_structured(given: Mapping[str, object]) -> str:
@@ -120,7 +134,9 @@ def _of_structured(given: Mapping[str, object]) -> str:
     if name == "json":
         return schema_grammar(_object(_parsed(value), param), param)
     if name == "choice":
-        return lark_grammar("start: " + " | ".join(map(lark_string, _choices(value, param))))
+        # One terminal, which the lexer reads: of a rule's branches the parser takes 2,000 at most.
+        words = dict.fromkeys(_choices(value, param))
+        return lark_grammar("start: CHOICE\nCHOICE: " + " | ".join(map(lark_string, words)))
     if name not in ("grammar", "regex"):
         raise InvalidRequest(
             f"{param} is not served; send json, json_object, regex, choice or grammar", param=param

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Required
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag, with_config
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from ..errors import InvalidRequest, UnsupportedParameter
 from .describe import describe
@@ -41,15 +42,17 @@ Content = Annotated[
 ]
 
 
-class Message(WireModel):
-    """One message. Members that are not declared here reach the template as they are."""
+@with_config(ConfigDict(extra="allow", strict=True))
+class Message(TypedDict, total=False):
+    """One message. Members that are not declared here reach the template as they are.
 
-    model_config = ConfigDict(extra="allow")
+    A dict and no model: a body may have thousands, and a model of each takes three times as long.
+    """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    function_call: object = None
+    role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
+    content: Content | None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None
+    function_call: object
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
@@ -61,33 +64,37 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
         are no JSON object.
     :raises ~tilert_stream.errors.UnsupportedParameter: a part is no text, or ``function_call``.
     """
-    return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [
+        dict(message)
+        # A role and a text, as nearly all of them are: there is nothing to look after.
+        if len(message) == 2 and isinstance(message.get("content"), str)
+        else _plain(message, f"messages[{index}]")
+        for index, message in enumerate(messages)
+    ]
 
 
 def _plain(message: Message, param: str) -> dict[str, object]:
-    if message.function_call is not None:
+    plain: dict[str, object] = {name: value for name, value in message.items() if value is not None}
+    if "function_call" in plain:
         raise UnsupportedParameter(
-            f"{param}.function_call is {describe(message.function_call)}; it is superseded: send"
+            f"{param}.function_call is {describe(plain['function_call'])}; it is superseded: send"
             " tool_calls",
             param=f"{param}.function_call",
         )
-    plain: dict[str, object] = {
-        name: value for name, value in (message.model_extra or {}).items() if value is not None
-    }
     if "reasoning" in plain:
         plain.setdefault("reasoning_content", plain["reasoning"])
-    plain["role"] = message.role
     plain["content"] = _text(message, f"{param}.content")
-    if message.tool_calls:
-        if message.role != "assistant":
+    calls = message.get("tool_calls")
+    plain.pop("tool_calls", None)
+    if calls:
+        if message["role"] != "assistant":
             raise InvalidRequest(
-                f"{param}.tool_calls belongs to a message of role {message.role!r}; only an"
+                f"{param}.tool_calls belongs to a message of role {message['role']!r}; only an"
                 " assistant calls tools: leave it out",
                 param=f"{param}.tool_calls",
             )
         plain["tool_calls"] = [
-            _plain_call(call, f"{param}.tool_calls[{index}]")
-            for index, call in enumerate(message.tool_calls)
+            _plain_call(call, f"{param}.tool_calls[{index}]") for index, call in enumerate(calls)
         ]
     return plain
 
@@ -102,15 +109,16 @@ def _plain_call(call: ToolCall, param: str) -> dict[str, object]:
 
 
 def _text(message: Message, param: str) -> str:
-    content = message.content
+    content = message.get("content")
     if isinstance(content, str):
         return content
     if content is None:
         # An assistant's turn may be empty; anybody else's without content is a client's mistake.
-        if message.role == "assistant":
+        if message["role"] == "assistant":
             return ""
         raise InvalidRequest(
-            f"{param} is missing or null; a message of role {message.role!r} needs it", param=param
+            f"{param} is missing or null; a message of role {message['role']!r} needs it",
+            param=param,
         )
     return "\n".join(_part_text(part, f"{param}[{n}]") for n, part in enumerate(content))
 

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from ..model.card import ModelCard
     from .envelope import Envelope
 
-__all__ = ("choice_object", "model_list", "model_objects", "response", "tool_call", "usage")
+__all__ = (
+    "choice_object",
+    "model_list",
+    "model_objects",
+    "response",
+    "token_choice",
+    "tokens_head",
+    "tool_call",
+    "usage",
+)
 
 
 def usage(
@@ -84,18 +93,48 @@ def response(
     completion_tokens: int,
     reasoning_tokens: int = 0,
 ) -> dict[str, object]:
-    """A whole ``chat.completion`` or ``text_completion``.
+    """A whole ``chat.completion`` or ``text_completion``, or the answer to token ids.
 
     :param completion_tokens: of all its choices.
     """
-    return {
-        "id": envelope.id,
-        "object": "chat.completion" if envelope.kind == "chat" else "text_completion",
+    if envelope.kind == "tokens":
+        head = tokens_head(envelope)
+    else:
+        whole = "chat.completion" if envelope.kind == "chat" else "text_completion"
+        head = {"id": envelope.id, "object": whole}
+    rest: dict[str, object] = {
         "created": envelope.created,
         "model": envelope.model,
         "choices": choices,
         "usage": usage(prompt, completion_tokens, reasoning_tokens),
     }
+    return head | rest
+
+
+def tokens_head(envelope: Envelope) -> dict[str, object]:
+    """What an answer to token ids begins with, whole or a chunk of it."""
+    return {"request_id": envelope.id, "output_mode": "tokens"}
+
+
+def token_choice(
+    envelope: Envelope,
+    ids: Iterable[int],
+    outcome: Finished | None,
+    logprobs: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """One of the ``choices`` of an answer to token ids.
+
+    :param outcome: None: it goes on.
+    """
+    choice: dict[str, object] = {
+        "index": envelope.index,
+        "token_ids": list(ids),
+        "logprobs": logprobs,
+        "finish_reason": None if outcome is None else outcome.reason,
+    }
+    if outcome is not None and outcome.stop_reason is not None:
+        choice["stop_reason"] = outcome.stop_reason
+    return choice
 
 
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, object]:

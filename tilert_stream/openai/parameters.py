@@ -38,7 +38,7 @@ _NO_BEAMS: Final = "answers are drawn token by token"
 _LOGITS: Final = "the engine has no such hook on the logits"
 _ENGINE: Final = "the engine does not draw its tokens so"
 _LOGPROBS: Final = "the engine tells no log-probabilities"
-_PROMPT_LOGPROBS: Final = "prefill keeps no log-probabilities of the prompt"
+_PROMPT_LOGPROBS: Final = "the engine tells no log-probabilities of the prompt"
 _GRAMMAR: Final = "the answer cannot be held to a grammar"
 _VLLM_GRAMMAR: Final = "superseded by response_format and structured_outputs"
 _NO_TOOLS: Final = (
@@ -111,7 +111,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter(
         "repetition_penalty",
         "served",
-        "above 0, of tokens in the prompt or the answer; 1 is none",
+        "in [0.001, 1000], of tokens in the prompt or the answer; 1 is none",
         no_effect=(1,),
         needs="repetition_penalty",
         without=_LOGITS,
@@ -154,8 +154,16 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter(
         "echo",
         "served",
-        "the prompt stands before the answer (not with logprobs); in a chat its last message does,"
-        " if that is the assistant's",
+        "the prompt stands before the answer, and in logprobs, where the engine tells those of the"
+        " prompt; in a chat its last message does, if that is the assistant's",
+    ),
+    Parameter(
+        "prompt_logprobs",
+        "served",
+        "the log-probability of each token of the prompt, and 0 to 20 of the most likely beside it;"
+        " not streamed, as in vLLM",
+        needs="prompt_logprobs",
+        without=_PROMPT_LOGPROBS,
     ),
     Parameter(
         "return_token_ids", "served", "the ids of the prompt and of the answer, beside the text"
@@ -235,7 +243,6 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("stream_interval", "inert", "what is ready is sent at once"),
     Parameter("bad_words", "refused", _LOGITS, no_effect=([],)),
     Parameter("allowed_token_ids", "refused", _LOGITS),
-    Parameter("prompt_logprobs", "refused", _PROMPT_LOGPROBS),
     Parameter("suffix", "refused", "text is not inserted", no_effect=("",), endpoints=_COMPLETION),
     Parameter("guided_json", "refused", _VLLM_GRAMMAR),
     Parameter("guided_regex", "refused", _VLLM_GRAMMAR),

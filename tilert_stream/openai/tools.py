@@ -91,7 +91,8 @@ def read_tools(tools: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
                 " own: rename one",
                 param=param,
             )
-        read[name] = Tool(name, tool.function.parameters or {})
+        param = f"tools[{index}].function.parameters"
+        read[name] = Tool(name, tool.function.parameters or {}, param)
     return tuple(read.values())
 
 

@@ -1,4 +1,8 @@
-"""A tool in, how its call is written out: the right side of a rule in llguidance's Lark."""
+"""A tool in, how its call is written out: the right side of a rule in llguidance's Lark.
+
+A schema inside of it says by ``$comment`` which field of the request it comes from: whoever finds
+it at fault names that.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ def json_call_rule(tool: Tool) -> str:
     """Hermes' calls: an object with the name and the arguments."""
     name = json.dumps(tool.name, ensure_ascii=False)
     head = _literal('<tool_call>\n{"name": ' + name + ', "arguments": ')
-    arguments = _json(tool.parameters or {"type": "object"})
+    arguments = _json(tool.parameters or {"type": "object"}, tool.param)
     return " ".join((head, arguments, _literal("}\n</tool_call>")))
 
 
@@ -31,18 +35,19 @@ def tagged_call_rule(tool: Tool) -> str:
     needed = cast("list[object]", required) if isinstance(required, list) else []
     for key, schema in _objects(tool.parameters.get("properties")).items():
         begin = _literal(f"<arg_key>{key}</arg_key><arg_value>")
-        pair = f"{begin} {_value(schema)} {_literal('</arg_value>')}"
+        value = _value(schema, f"{tool.param}.properties.{key}")
+        pair = f"{begin} {value} {_literal('</arg_value>')}"
         parts.append(pair if key in needed else f"({pair})?")
     return " ".join((*parts, _literal("</tool_call>")))
 
 
-def _value(schema: Mapping[str, object]) -> str:
+def _value(schema: Mapping[str, object], param: str) -> str:
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
         words = cast("list[object]", choices)
         written = [each if isinstance(each, str) else json.dumps(each) for each in words]
         return "(" + " | ".join(map(_literal, written)) + ")"
-    return r"/([^<]|<[^\/])*/" if schema.get("type") == "string" else _json(schema)
+    return r"/([^<]|<[^\/])*/" if schema.get("type") == "string" else _json(schema, param)
 
 
 def _objects(value: object) -> dict[str, Mapping[str, object]]:
@@ -53,8 +58,9 @@ def _objects(value: object) -> dict[str, Mapping[str, object]]:
     }
 
 
-def _json(schema: Mapping[str, object]) -> str:
-    return "%json " + json.dumps({"x-guidance": {"whitespace_flexible": False}} | dict(schema))
+def _json(schema: Mapping[str, object], param: str) -> str:
+    written = {"x-guidance": {"whitespace_flexible": False}} | dict(schema) | {"$comment": param}
+    return "%json " + json.dumps(written)
 
 
 def _literal(text: str) -> str:

@@ -57,7 +57,7 @@ class EncodeJSON:
         envelope, names = self._envelope, self._names
         details = None
         if envelope.detailed and names is not None:
-            details = TokenDetails(envelope, names, scope.request.prompt_ids)
+            details = TokenDetails(envelope, names, scope)
         return _JSONEncoder(
             envelope,
             scope,

@@ -53,7 +53,7 @@ class DetailedSSE:
         self._shows_reasoning = bool(reasoning_fields)
         self._envelope = envelope
         self._scope = scope
-        self._details = TokenDetails(envelope, names, scope.request.prompt_ids)
+        self._details = TokenDetails(envelope, names, scope)
         self._gathered = gathered
         self._done_after_error = done_after_error
         self._timing = timing

@@ -103,3 +103,6 @@ class _Refusals:
     ) -> None:
         if isinstance(error, TilertStreamError):
             self._observers.refused(self._record, error)
+        elif isinstance(error, Exception):
+            # The client gets no more to know of it.
+            self._observers.refused(self._record, TilertStreamError("internal error"))

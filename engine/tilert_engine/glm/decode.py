@@ -126,13 +126,13 @@ class GLMDecode:
         """All that a sampler can do, and grammars where they are installed."""
         return sampler_capabilities(self.grammars)
 
-    def check_grammar(self, grammar: str, /) -> None:
+    def check_grammar(self, grammar: str, param: str, /) -> None:
         """Compile ``grammar``, from any thread.
 
         :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
         """
         if self.grammars is not None:
-            self.grammars.check(grammar)
+            self.grammars.check(grammar, param)
 
     @property
     def busy(self) -> int:

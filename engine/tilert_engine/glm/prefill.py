@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tilert_engine.layouts.mla_nsa_cache import CachedKV
+from tilert_engine.torch.prompt_scores import PromptScores
 from tilert_engine.torch.sampler import make_sampler, sampler_capabilities
 from tilert_stream.errors import ConfigError, EngineFault
 from tilert_stream.events import PromptUsage, TokenBatch
@@ -49,6 +50,7 @@ class GLMPrefillRun:
     prompt_ids: tuple[int, ...]
     limits: Limits
     sampler: Sampler
+    scores: PromptScores
     memory: PagedMemory | None = field(default=None, repr=False)
     """Allocated by the first chunk, let go when the run is closed or handed over."""
     computed: int = 0
@@ -89,13 +91,13 @@ class GLMPrefill:
         """All that a sampler can do, and grammars where they are installed."""
         return sampler_capabilities(self.grammars)
 
-    def check_grammar(self, grammar: str, /) -> None:
+    def check_grammar(self, grammar: str, param: str, /) -> None:
         """Compile ``grammar``, from any thread.
 
         :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
         """
         if self.grammars is not None:
-            self.grammars.check(grammar)
+            self.grammars.check(grammar, param)
 
     def open(
         self, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling, /
@@ -117,7 +119,9 @@ class GLMPrefill:
         strange = next((token for token in prompt if not 0 <= token < vocab), None)
         if strange is not None:
             raise EngineFault(f"the prompt has token id {strange}; ids are 0 to {vocab - 1}")
-        return GLMPrefillRun(prompt, limits, make_sampler(sampling, self.grammars))
+        sampler = make_sampler(sampling, self.grammars)
+        scores = PromptScores(prompt, sampling.prompt_logprobs)
+        return GLMPrefillRun(prompt, limits, sampler, scores)
 
     @torch.inference_mode()
     def advance(self, run: GLMPrefillRun, /) -> GLMPrefillOutput | None:
@@ -136,6 +140,7 @@ class GLMPrefill:
         ids = self._tensor(run.prompt_ids[start:stop])
         hidden = network.hidden(ids, start, memory)
         run.computed = stop
+        run.scores.take(network.logits, hidden, start)
         first = self._first(run, hidden) if stop == total else None
         following = [*run.prompt_ids[start + 1 : stop + 1], *(first.ids if first else ())]
         network.draft(hidden, self._tensor(following), start, memory)
@@ -143,7 +148,7 @@ class GLMPrefill:
             return None
         self.close(run)
         kv = CachedKV(self._name, memory.latent_cache, memory.index_cache)
-        return GLMPrefillOutput(first, kv, PromptUsage(total))
+        return GLMPrefillOutput(first, kv, PromptUsage(total, logprobs=run.scores.told))
 
     def close(self, run: GLMPrefillRun, /) -> None:
         """Free what the run holds. Idempotent."""

@@ -84,10 +84,10 @@ class LandingDecode(Generic[SequenceT]):
         """As the engine's."""
         return capabilities_of(self._engine)
 
-    def check_grammar(self, grammar: str, /) -> None:
+    def check_grammar(self, grammar: str, param: str, /) -> None:
         """As the engine's; one that follows no grammar is never asked."""
         if isinstance(self._engine, GrammarEngine):
-            self._engine.check_grammar(grammar)
+            self._engine.check_grammar(grammar, param)
 
     def landing(self, memory: memoryview) -> AbstractContextManager[None]:
         """Show the engine the memory in which KV caches will land."""

@@ -9,14 +9,21 @@ The parameters are tensors, so that a recorded step serves every request. Nothin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 if TYPE_CHECKING:
     from tilert_stream.events import Sampling
 
-__all__ = ("Adjustments",)
+__all__ = ("Adjustments", "nearest")
+
+_LARGEST: Final = torch.finfo(torch.float32).max
+
+
+def nearest(value: float) -> float:
+    """``value``, or what of float32 comes nearest to it: a tensor takes nothing beyond that."""
+    return min(max(value, -_LARGEST), _LARGEST)
 
 
 class Adjustments:
@@ -42,9 +49,9 @@ class Adjustments:
         :param first_token: what the answer begins with; None: nothing yet.
         """
         vocab = self._counts.shape[0]
-        self._presence.fill_(sampling.presence_penalty)
-        self._frequency.fill_(sampling.frequency_penalty)
-        self._repetition.fill_(sampling.repetition_penalty)
+        self._presence.fill_(nearest(sampling.presence_penalty))
+        self._frequency.fill_(nearest(sampling.frequency_penalty))
+        self._repetition.fill_(nearest(sampling.repetition_penalty))
         counts = torch.zeros(vocab)
         if first_token is not None:
             counts[first_token] = 1
@@ -53,7 +60,7 @@ class Adjustments:
         bias = torch.zeros(vocab)
         for token, value in sampling.logit_bias:
             if 0 <= token < vocab:
-                bias[token] = value
+                bias[token] = nearest(value)
         for target, source in (
             (self._counts, counts),
             (self._in_prompt, in_prompt),

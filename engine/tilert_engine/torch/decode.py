@@ -111,13 +111,13 @@ class TorchDecode:
         """All that a sampler can do, and grammars where they are installed."""
         return sampler_capabilities(self.grammars)
 
-    def check_grammar(self, grammar: str, /) -> None:
+    def check_grammar(self, grammar: str, param: str, /) -> None:
         """Compile ``grammar``, from any thread.
 
         :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
         """
         if self.grammars is not None:
-            self.grammars.check(grammar)
+            self.grammars.check(grammar, param)
 
     def _region(self, slot: int) -> KVBuffer:
         return KVBuffer(self._cache.keys[slot], self._cache.values[slot])

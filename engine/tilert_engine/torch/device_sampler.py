@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from .adjustments import Adjustments
+from .adjustments import Adjustments, nearest
 from .sampler import is_greedy
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class DeviceSampler:
         if sampling.adjusts:
             self.adjustments.begin(sampling, first_token)
         vocab = self._vocab
-        self._temperature.fill_(1.0 if is_greedy(sampling) else sampling.temperature)
+        temperature = 1.0 if is_greedy(sampling) else sampling.temperature
+        self._temperature.fill_(nearest(temperature))
         self._min_p.fill_(sampling.min_p)
         self._top_k.fill_(sampling.top_k if 0 < sampling.top_k < vocab else vocab)
         # Below 1 it cuts; at 1 nothing may be cut, not even by a rounded sum.

@@ -23,10 +23,21 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from tokenizers import Tokenizer
 
-__all__ = ("GrammarMatcher", "Grammars", "grammars_of")
+__all__ = ("GrammarFault", "GrammarMatcher", "Grammars", "grammars_of")
 
 KEPT: Final = 64
 """Compiled grammars: those asked for last."""
+
+
+class GrammarFault(EngineFault):
+    """An answer cannot go on in its grammar: the client's fault, found out by the engine.
+
+    Sending the same request again gives the same, so it is no 5xx, where that can be told.
+    """
+
+    status = 400
+    type = "invalid_request_error"
+    code = "grammar_fault"
 
 
 class GrammarMatcher:
@@ -40,7 +51,7 @@ class GrammarMatcher:
     def forbidden(self, logits: torch.Tensor) -> torch.Tensor:
         """Which tokens must not come next: bool ``[vocab]``, where ``logits`` are.
 
-        :raises ~tilert_stream.errors.EngineFault: the grammar is too complex to go on.
+        :raises GrammarFault: the grammar is too complex to go on.
         """
         bits = self._bits
         self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.numel())
@@ -51,7 +62,7 @@ class GrammarMatcher:
     def consume(self, token: int) -> None:
         """``token`` is the answer's next; once for each, the first included.
 
-        :raises ~tilert_stream.errors.EngineFault: the grammar does not allow it.
+        :raises GrammarFault: the grammar does not allow it.
         """
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
@@ -59,7 +70,7 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise EngineFault(f"the grammar cannot be followed: {self._matcher.get_error()}")
+            raise GrammarFault(f"the grammar cannot be followed: {_words(self._matcher)}")
 
 
 class Grammars:
@@ -77,26 +88,27 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def check(self, grammar: str) -> None:
+    def check(self, grammar: str, param: str) -> None:
         """Compile ``grammar``, so that its first answer need not wait for that.
 
         Takes a millisecond, or a second for a very complex one: call it in a thread.
 
-        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed; ``param`` names the
-            part of the schema.
+        :param param: the request's field that it came from.
+        :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed; names the part of the
+            schema that is at fault.
         """
         matcher = self._matcher(grammar)
         if matcher.is_error():
-            raise fault_of(grammar, matcher.get_error())
+            raise fault_of(grammar, param, matcher.get_error())
 
     def matcher(self, grammar: str) -> GrammarMatcher:
         """An answer's way through ``grammar``.
 
-        :raises ~tilert_stream.errors.EngineFault: it cannot be followed.
+        :raises GrammarFault: it cannot be followed.
         """
         matcher = self._matcher(grammar)
         if matcher.is_error():
-            raise EngineFault(f"the grammar cannot be followed: {matcher.get_error()}")
+            raise GrammarFault(f"the grammar cannot be followed: {_words(matcher)}")
         return GrammarMatcher(matcher.deep_copy(), self._vocab)
 
     def _matcher(self, grammar: str) -> LLMatcher:
@@ -134,6 +146,11 @@ class Grammars:
                     self._described, n_vocab=self._vocab, eos_token=self._eos_ids
                 )
             return self._tokenizer
+
+
+def _words(matcher: LLMatcher) -> str:
+    """What the library says, without its whole state, which follows."""
+    return matcher.get_error().partition("\n<state>")[0]
 
 
 def grammars_of(tokenizer: Tokenizer, vocab: int, eos_ids: Collection[int]) -> Grammars | None:

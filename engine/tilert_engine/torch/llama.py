@@ -72,8 +72,11 @@ class Llama:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The scores, float32 ``[vocab]``, of what follows the last token of ``hidden``."""
-        last = self._norm(hidden[-1:], self.weights.norm)
-        return linear(last, self.weights.head)[0].float()
+        return self.all_logits(hidden[-1:])[0]
+
+    def all_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The scores, float32 ``[tokens, vocab]``, of what follows each token of ``hidden``."""
+        return linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return nn.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)

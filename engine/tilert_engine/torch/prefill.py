@@ -13,6 +13,7 @@ from tilert_stream.events import PromptUsage, TokenBatch
 
 from .kv_cache import KVCache
 from .llama import Llama
+from .prompt_scores import PromptScores
 from .sampler import make_sampler, sampler_capabilities
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class PrefillRun:
     prompt_ids: tuple[int, ...]
     limits: Limits
     sampler: Sampler
+    scores: PromptScores
     buffer: KVBuffer | None = field(default=None, repr=False)
     """Allocated by the first chunk, let go when the run is closed or handed over."""
     computed: int = 0
@@ -81,13 +83,13 @@ class TorchPrefill:
         """All that a sampler can do, and grammars where they are installed."""
         return sampler_capabilities(self.grammars)
 
-    def check_grammar(self, grammar: str, /) -> None:
+    def check_grammar(self, grammar: str, param: str, /) -> None:
         """Compile ``grammar``, from any thread.
 
         :raises ~tilert_stream.errors.InvalidRequest: it cannot be followed.
         """
         if self.grammars is not None:
-            self.grammars.check(grammar)
+            self.grammars.check(grammar, param)
 
     def open(self, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling, /) -> PrefillRun:
         """Begin a run.
@@ -107,7 +109,8 @@ class TorchPrefill:
         strange = next((token for token in prompt if not 0 <= token < vocab), None)
         if strange is not None:
             raise EngineFault(f"the prompt has token id {strange}; ids are 0 to {vocab - 1}")
-        return PrefillRun(prompt, limits, make_sampler(sampling, self.grammars))
+        sampler = make_sampler(sampling, self.grammars)
+        return PrefillRun(prompt, limits, sampler, PromptScores(prompt, sampling.prompt_logprobs))
 
     @torch.inference_mode()
     def advance(self, run: PrefillRun, /) -> PrefillOutput | None:
@@ -125,12 +128,14 @@ class TorchPrefill:
         ids = torch.tensor(run.prompt_ids[start:stop], device=self._llama.device)
         hidden = self._llama.hidden(ids, start, run.buffer)
         run.computed = stop
+        run.scores.take(self._llama.all_logits, hidden, start)
         if stop < len(run.prompt_ids):
             return None
         first = self._first(run, hidden)
         kv = KVCache(self._name, run.buffer.keys, run.buffer.values)
         self.close(run)
-        return PrefillOutput(first, kv, PromptUsage(len(run.prompt_ids)))
+        usage = PromptUsage(len(run.prompt_ids), logprobs=run.scores.told)
+        return PrefillOutput(first, kv, usage)
 
     def close(self, run: PrefillRun, /) -> None:
         """Free what the run holds. Idempotent."""

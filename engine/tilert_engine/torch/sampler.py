@@ -37,6 +37,7 @@ _CAPABILITIES: Final = PLAIN_CAPABILITIES | frozenset[Capability](
         "logit_bias",
         "logprobs",
         "presence_penalty",
+        "prompt_logprobs",
         "repetition_penalty",
     }
 )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.engine.torch.answer import GREEDY, answer
 from tests.engine.torch.tiny import EOS, VOCAB, tokenizer
@@ -17,6 +18,7 @@ from tilert_engine.torch.grammar import KEPT, Grammars, grammars_of
 from tilert_engine.torch.lanes import ChainOptions
 from tilert_stream.errors import EngineFault, InvalidRequest
 from tilert_stream.events import Limits, Sampling
+from tilert_stream.openai.grammar import answer_grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 pytest.importorskip("llguidance")
 
 PROMPT = [72, 101, 108, 108, 111, 44, 220]
+PARAM = "structured_outputs.json"
 LIMITS = Limits(40, eos_ids=frozenset({EOS}))
 
 
@@ -127,12 +130,12 @@ def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_those_asked_for_last_are_kept(grammars: Grammars) -> None:
     for number in range(KEPT + 5):
-        grammars.check(of({"const": number}))
-    grammars.check(of({"const": KEPT + 4}))
+        grammars.check(of({"const": number}), PARAM)
+    grammars.check(of({"const": KEPT + 4}), PARAM)
     for _ in range(2):
         with pytest.raises(InvalidRequest) as caught:
-            grammars.check(of({"type": "object", "properties": {"a": {"type": 5}}}))
-        assert caught.value.param == "response_format.json_schema.schema.properties.a"
+            grammars.check(of({"type": "object", "properties": {"a": {"type": 5}}}), PARAM)
+        assert caught.value.param == PARAM + ".properties.a"
 
 
 def test_a_schema_that_only_refers_to_itself_is_refused(grammars: Grammars) -> None:
@@ -140,11 +143,61 @@ def test_a_schema_that_only_refers_to_itself_is_refused(grammars: Grammars) -> N
     for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}):
         for _ in range(2):
             with pytest.raises(InvalidRequest) as caught:
-                grammars.check(of(schema))
-            assert caught.value.param == "response_format.json_schema.schema"
+                grammars.check(of(schema), PARAM)
+            assert caught.value.param == PARAM
             assert "<state>" not in caught.value.message
     endless = of({"type": "object", "properties": {"a": {"$ref": "#"}}})
-    grammars.check(endless)
+    grammars.check(endless, PARAM)
+
+
+@pytest.mark.parametrize(
+    ("source", "param"),
+    [
+        ("start: /(/", "f"),
+        ('start: "a" %json {"type": "objec"}', "f"),
+        (
+            'start: "%json {" %json {"$comment": "tools[1].function.parameters", "type": "objec"}',
+            "tools[1].function.parameters",
+        ),
+        (
+            'start: %json {"type": "null"} %json {"$comment": "tools[0].function.parameters",'
+            ' "properties": {"a": {"type": 5}}}',
+            "tools[0].function.parameters.properties.a",
+        ),
+        ('start: %json {"$comment": "somebody else\'s", "type": "objec"}', "f"),
+    ],
+)
+def test_a_fault_inside_of_a_larger_grammar(grammars: Grammars, source: str, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammars.check(json.dumps({"grammars": [{"lark_grammar": source}]}), "f")
+    assert caught.value.param == param
+    assert caught.value.message.startswith(f"{param} cannot be followed: ")
+
+
+def test_one_that_becomes_too_complex_is_the_clients_fault(
+    prefiller: TorchPrefill, engine: TorchDecode
+) -> None:
+    """It compiles, and what it allows at the beginning can be told; then the parser gives up."""
+    wide = json.dumps({"grammars": [{"lark_grammar": "start: " + '("a")? ' * 5000}]})
+    with pytest.raises(EngineFault) as caught:
+        answer(prefiller, engine, PROMPT, LIMITS, Sampling(temperature=0, grammar=wide))
+    assert (caught.value.status, caught.value.code) == (400, "grammar_fault")
+    assert caught.value.message.startswith("the grammar cannot be followed: ")
+    assert "<state>" not in caught.value.message
+    ids, finished = answer(prefiller, engine, PROMPT, LIMITS, replace(GREEDY, grammar=PAIR))
+    assert (finished.reason, bool(ids)) == ("stop", True)
+
+
+def test_any_number_of_choices(grammars: Grammars) -> None:
+    words = [f"w{number}" for number in range(6000)]
+    grammar = answer_grammar(None, {"choice": words + words})
+    assert grammar is not None
+    grammars.check(grammar, PARAM)
+    matcher = grammars.matcher(grammar)
+    for text in "w5":
+        matcher.consume(VOCAB.index(text))
+    allowed = (~matcher.forbidden(torch.zeros(len(VOCAB)))).nonzero().flatten()
+    assert {VOCAB[int(token)] for token in allowed} == {*"0123456789", VOCAB[EOS]}
 
 
 def test_an_answer_does_not_wait_for_somebody_elses_grammar() -> None:
@@ -159,7 +212,7 @@ def test_an_answer_does_not_wait_for_somebody_elses_grammar() -> None:
             return super().compile(grammar)
 
     grammars = Slow(tokenizer(), len(VOCAB), {EOS})
-    compiling = threading.Thread(target=grammars.check, args=(slow,))
+    compiling = threading.Thread(target=grammars.check, args=(slow, PARAM))
     compiling.start()
     try:
         assert begun.wait(60)

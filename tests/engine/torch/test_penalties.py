@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tests.engine.torch.tiny import Tiny, reference_logits
 from tilert_engine.torch import Checkpoint, TorchDecode, TorchPrefill
 from tilert_engine.torch.adjustments import Adjustments
 from tilert_engine.torch.lanes import ChainOptions
+from tilert_stream.errors import EngineFault
 from tilert_stream.events import Limits, Sampling, TokenLogprob
 
 PROMPT = [72, 101, 108, 108, 111, 44, 220]
@@ -172,3 +174,27 @@ def test_a_stop_cuts_logprobs_and_ids_alike(prefiller: TorchPrefill, engine: Tor
     engine.close(sequence)
     assert finished.stop_reason == stop
     assert [entry.token_id for entry in told] == ids[1 : ids.index(stop) + 1]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1e308),
+        Sampling(temperature=0, repetition_penalty=1e308, prompt_tokens=HEARD),
+        Sampling(temperature=0, repetition_penalty=1e-308, prompt_tokens=HEARD),
+        Sampling(temperature=0, presence_penalty=-1e308, frequency_penalty=1e308),
+        Sampling(temperature=0, logit_bias=((5, -1e308), (6, 1e308))),
+    ],
+    ids=["temperature", "repetition", "divided", "answer", "bias"],
+)
+def test_numbers_beyond_the_tensors_fail_no_more_than_the_request(
+    checkpoint: Checkpoint, sampling: Sampling, *, on_device: bool
+) -> None:
+    prefiller = TorchPrefill(checkpoint, max_seq_len=LONGEST)
+    chains = ChainOptions(on_device=on_device, early=False, least_window=16)
+    engine = TorchDecode(checkpoint, slots=1, max_seq_len=LONGEST, ar_steps=3, chains=chains)
+    with suppress(EngineFault):
+        answer(prefiller, engine, PROMPT, LIMITS, sampling)
+    ids, finished = answer(prefiller, engine, PROMPT, LIMITS)
+    assert (len(ids), finished.reason) == (24, "length")
