@@ -106,7 +106,17 @@ class EngineSide(Generic[SequenceT]):
         scope.usage = PromptUsage(landed.tokens)
         if scope.record is not None:
             scope.record.kv_bytes = landed.nbytes
-        kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums, landed.last_token)
+
+        def converted() -> None:
+            order.times["converted"] = CLOCK()
+
+        kv = LandedKV(
+            self._view(landed.region),
+            landed.tokens,
+            landed.checksums,
+            landed.last_token,
+            converted,
+        )
         job = self._worker.open(
             ticket.slot,
             kv,

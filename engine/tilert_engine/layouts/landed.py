@@ -14,7 +14,7 @@ from tilert_stream.abc import GrammarEngine, capabilities_of
 from tilert_stream.errors import EngineFault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from tilert_stream.abc import DecodeEngine
@@ -39,6 +39,8 @@ class LandedKV:
     """CRC-32 by rank, of the ranks that gave one, over what each has sent."""
     last_token: int | None = None
     """The prompt's last token; None where prefill has not told it."""
+    on_converted: Callable[[], None] | None = None
+    """Is told, on the owner's thread, that the bytes have become the engine's KV object."""
 
 
 @runtime_checkable
@@ -111,6 +113,8 @@ class LandingDecode(Generic[SequenceT]):
                     f" {expected:#010x}: it was damaged on its way; try again"
                 )
         unpacked = self._layout.unpack(kv.region, kv.tokens)
+        if kv.on_converted is not None:
+            kv.on_converted()
         if kv.last_token is not None and isinstance(self._engine, ToldEngine):
             unpacked = self._engine.told(unpacked, kv.last_token)
         return self._engine.open(slot, unpacked, first_token, limits, sampling)
