@@ -163,5 +163,5 @@ def _timing(
     }
     milliseconds = {name: round(seconds * 1000, 3) for name, seconds in spans.items()}
     counted = {**(outcome.account or {}), "finish_reason": outcome.reason}
-    told = {name: counted.pop(name) for name in _TOLD if name in counted}
+    told: dict[str, object] = {name: counted.pop(name) for name in _TOLD if name in counted}
     return {**milliseconds, **told, **counted}
