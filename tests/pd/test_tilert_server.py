@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +74,7 @@ class Stock:
 
     model: Model
     name: str
-    version: int | None = None
+    receiver: Callable[[str, int], NixlReceiver] = NixlReceiver
 
     def __post_init__(self) -> None:
         layout = self.model.layout
@@ -82,8 +82,8 @@ class Stock:
         self.layout = layout
         self.received: list[Received] = []
         self.server = StockServer(
-            partial(NixlReceiver, self.name),
-            layout.version if self.version is None else self.version,
+            partial(self.receiver, self.name),
+            layout.version,
             layers=layout.model.layers,
             row_bytes=layout.planes[0].row_bytes,
             rows=ROWS,
