@@ -297,7 +297,10 @@ async def test_a_node_that_is_not_there_is_named() -> None:
 async def test_a_request_without_a_grant_says_what_is_missing() -> None:
     async with both() as (courier, node):
         _, destination = node.reserve("a1", 20)
-        with pytest.raises(ControlError, match=r"without a grant .*this project's router"):
+        with pytest.raises(
+            ControlError,
+            match=r"without a grant .*'scripted': send it through this project's router",
+        ):
             await courier.deliver(staged(courier, replace(destination, grant=None)))
 
 

@@ -22,6 +22,7 @@ from tilert_stream.serve.decode import build_decode
 from tilert_stream.serve.front import byte_front
 from tilert_stream.serve.prefill import build_prefill
 from tilert_stream.serve.router import build_router
+from tilert_stream.testing import Gate
 from tilert_transports.registry import load
 
 if TYPE_CHECKING:
@@ -155,7 +156,12 @@ class Cluster:
                 self.router = self.routers[0]
                 self.origin = router.origin
                 with HTTPClient() as self.client:
-                    yield self
+                    try:
+                        yield self
+                    except BaseException:
+                        # Nodes end when their engines' threads do.
+                        Gate.open_all()
+                        raise
 
     async def add_router(self, settings: ServerSettings = SETTINGS, **options: Any) -> Node:
         """One router more, of the same nodes.

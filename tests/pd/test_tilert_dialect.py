@@ -36,6 +36,9 @@ pytestmark = pytest.mark.skipif(not installed(), reason="no NIXL wheel")
 if installed():
     load("nixl")  # before any event loop runs: importing reads files
 
+TIMING = ["wire_wait", "convert", "inject", "decode", "finish_reason"]
+"""As TileRT's decode node has it; what its engine has counted follows."""
+
 CONFIG = ServeConfig(model="tiny-glm5", max_seq_len=256, threads=1)
 
 
@@ -95,7 +98,10 @@ async def test_a_stock_prefill_and_a_stock_router(
                     tasks.start_soon(cluster.hand_over, rid, computed)
                 ids, done = await cluster.decode(rid, computed.first, len(expected.ids))
                 expected.agrees(ids)
-                assert done["done"]
+                assert list(done) == ["done", "n", "seq_len", "finish_reason", "timing_ms"]
+                assert list(done["timing_ms"])[:5] == TIMING
+                assert done["timing_ms"]["finish_reason"] == done["finish_reason"]
+                assert done["done"] is True
                 assert (done["n"], done["seq_len"]) == (len(expected.ids), len(expected.prompt))
                 assert done["finish_reason"] == "length"
             await cluster.idle()
@@ -126,7 +132,8 @@ async def test_an_answer_that_is_not_streamed_is_one_object(
         status, answer = await cluster.call("POST", "/pd/decode", **order)
         assert (status, answer["rid"], answer["token_ids"]) == (200, rid, expected.ids[:9])
         assert answer["seq_len"] == len(expected.prompt)
-        assert {"wire_wait", "inject", "decode"} <= answer["timing_ms"].keys()
+        assert list(answer["timing_ms"])[:5] == TIMING
+        assert answer["timing_ms"]["finish_reason"] == "length"
 
 
 async def test_the_engine_is_told_the_prompts_real_last_token(

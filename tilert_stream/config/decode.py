@@ -50,6 +50,14 @@ class _Landing(TransportOptions):
             least=1,
         ),
     ] = None
+    landing_memory: Annotated[
+        Literal["host", "device"],
+        Option(
+            "Cluster",
+            "Where KV caches land: in host memory, or in that of the engine's CUDA device, as"
+            " TileRT's own NIXL senders need it; over nixl alone.",
+        ),
+    ] = "host"
     senders: Annotated[
         int,
         Option(

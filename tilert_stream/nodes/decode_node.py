@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from tilert_engine.decode_worker import DecodeWorker
+    from tilert_engine.layouts.abc import Landed as LandedBytes
     from tilert_stream.cluster.admission import Ticket
     from tilert_stream.errors import TilertStreamError
     from tilert_stream.scope import RequestScope
@@ -73,7 +74,7 @@ class DecodeNode(EngineSide[SequenceT]):
         self,
         worker: DecodeWorker[SequenceT],
         reserve: Callable[[str, int, PromptIdentity | None, int | None], Landing],
-        view: Callable[[LandingRegion], memoryview],
+        view: Callable[[LandingRegion], LandedBytes],
     ) -> None:
         super().__init__(worker, view)
         self._reserve = reserve

@@ -47,7 +47,7 @@ class DecodeOrder(GenerateRequest):
     kv_timeout: float = inf
     """Seconds that the KV cache may take."""
     times: dict[str, float] = field(default_factory=dict[str, float], compare=False)
-    """Seconds on ``CLOCK`` at which ``landed`` and ``imported`` came true."""
+    """Seconds on ``CLOCK`` at which ``landed``, ``converted`` and ``imported`` came true."""
 
 
 class PromptBody(WireModel):

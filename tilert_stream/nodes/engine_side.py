@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from tilert_engine.decode_worker import DecodeJob, DecodeWorker
+    from tilert_engine.layouts.abc import Landed as LandedBytes
     from tilert_stream.cluster.admission import Ticket
     from tilert_stream.events import Capability
     from tilert_stream.scope import RequestScope
@@ -41,7 +42,7 @@ class EngineSide(Generic[SequenceT]):
     def __init__(
         self,
         worker: DecodeWorker[SequenceT],
-        view: Callable[[LandingRegion], memoryview],
+        view: Callable[[LandingRegion], LandedBytes],
     ) -> None:
         self._worker = worker
         self._view = view
@@ -106,7 +107,17 @@ class EngineSide(Generic[SequenceT]):
         scope.usage = PromptUsage(landed.tokens)
         if scope.record is not None:
             scope.record.kv_bytes = landed.nbytes
-        kv = LandedKV(self._view(landed.region), landed.tokens, landed.checksums, landed.last_token)
+
+        def converted() -> None:
+            order.times["converted"] = CLOCK()
+
+        kv = LandedKV(
+            self._view(landed.region),
+            landed.tokens,
+            landed.checksums,
+            landed.last_token,
+            converted,
+        )
         job = self._worker.open(
             ticket.slot,
             kv,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from contextlib import AbstractContextManager
 
-    from tilert_engine.layouts.abc import KVLayout
+    from tilert_engine.layouts.abc import KVLayout, Landed
     from tilert_transports.abc import Transport
     from tilert_transports.control.auth import ClusterKey
     from tilert_transports.control.landing import Landing
@@ -45,6 +45,7 @@ class LandingPort(AsyncContextManagerMixin):
     :param key: the cluster's; None takes everybody in.
     :param advertise: where prefill nodes find the transport, if not at ``host``.
     :param ttl: seconds that a reservation lives without being renewed.
+    :param device: in whose memory KV caches land, such as ``cuda:0``; None: in the host's.
     :param prepare: makes all regions' memory ready for who reads them; entered in a thread before
         anything can land, left before the memory goes.
     """
@@ -61,6 +62,7 @@ class LandingPort(AsyncContextManagerMixin):
         key: ClusterKey | None = None,
         ttl: float = 30.0,
         advertise: str | None = None,
+        device: str | None = None,
         prepare: Callable[[memoryview], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._layout = layout
@@ -70,6 +72,7 @@ class LandingPort(AsyncContextManagerMixin):
         self._host = host
         self._key = key
         self._settings = ReservationSettings(ttl=ttl)
+        self._device = device
         self._prepare = prepare
         self._memory: LandingMemory | None = None
         self._server: ControlServer | None = None
@@ -80,7 +83,9 @@ class LandingPort(AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[LandingPort]:
         transport = self._make_transport()
         try:
-            memory = await LandingMemory.allocate(transport, self._layout, self._count)
+            memory = await LandingMemory.allocate(
+                transport, self._layout, self._count, device=self._device
+            )
             self._memory = memory
             pool = RegionPool(memory.regions, self._slots)
             server = self._server = ControlServer(
@@ -128,7 +133,7 @@ class LandingPort(AsyncContextManagerMixin):
             raise NotReady("the control port is closed: enter the node's lifespan first")
         return self._server.reserve(request, max_tokens, prompt, generation=generation)
 
-    def view(self, region: LandingRegion) -> memoryview:
+    def view(self, region: LandingRegion) -> Landed:
         """A landing region's bytes.
 
         :raises ~tilert_stream.errors.NotReady: the port has not been entered.

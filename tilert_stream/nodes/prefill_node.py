@@ -121,7 +121,7 @@ class HandOverDesk(AsyncContextManagerMixin):
 
         :raises ~tilert_stream.errors.TilertStreamError: it does not answer, or does not fit.
         """
-        if self._courier is not None and to.grant is not None:
+        if self._courier is not None:
             await self._courier.meet(to)
 
     def send(

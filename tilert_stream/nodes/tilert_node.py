@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tilert_engine.decode_worker import DecodeWorker
+    from tilert_engine.layouts.abc import Landed as LandedBytes
     from tilert_stream.cluster.admission import Ticket
     from tilert_stream.scope import RequestScope
     from tilert_transports.control.regions import LandingRegion
@@ -59,7 +60,7 @@ class TilertNode(EngineSide[SequenceT]):
         worker: DecodeWorker[SequenceT],
         arrived: Callable[[str], Awaitable[Arrival]],
         discard: Callable[[str], bool],
-        view: Callable[[LandingRegion], memoryview],
+        view: Callable[[LandingRegion], LandedBytes],
     ) -> None:
         super().__init__(worker, view)
         self._arrived = arrived

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from contextlib import AbstractContextManager
 
-    from tilert_engine.layouts.abc import KVLayout
+    from tilert_engine.layouts.abc import KVLayout, Landed
     from tilert_transports.abc import Transport
     from tilert_transports.control.regions import LandingRegion
     from tilert_transports.control.reservations import ReservationStatistics
@@ -63,6 +63,7 @@ class TilertPort(AsyncContextManagerMixin):
     :param port: 0 takes any free one.
     :param advertise: where Mooncake's peers find this node, if not at ``host``.
     :param timeout: seconds that a transfer may take, and then that its cache waits to be taken.
+    :param device: in whose memory KV caches land, such as ``cuda:0``; None: in the host's.
     :param prepare: makes all regions' memory ready for who reads them; entered in a thread before
         anything can land, left before the memory goes.
     :raises ~tilert_stream.errors.ConfigError: the dialect has no such transport or layout.
@@ -79,6 +80,7 @@ class TilertPort(AsyncContextManagerMixin):
         port: int,
         timeout: float = 120.0,
         advertise: str | None = None,
+        device: str | None = None,
         prepare: Callable[[memoryview], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         if transport not in TRANSPORTS:
@@ -104,6 +106,7 @@ class TilertPort(AsyncContextManagerMixin):
         self._count = regions
         self._host = host
         self._timeout = timeout
+        self._device = device
         self._prepare = prepare
         self._memory: LandingMemory | None = None
         self._server: TilertServer | None = None
@@ -114,7 +117,9 @@ class TilertPort(AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[TilertPort]:
         transport = self._make_transport()
         try:
-            memory = await LandingMemory.allocate(transport, self._layout, self._count)
+            memory = await LandingMemory.allocate(
+                transport, self._layout, self._count, device=self._device
+            )
             self._memory = memory
             server = self._server = self._serve(transport, memory)
             listeners = await bind(self._host, self.port)
@@ -170,7 +175,7 @@ class TilertPort(AsyncContextManagerMixin):
         """
         return self._open().inbox.reservations.statistics()
 
-    def view(self, region: LandingRegion) -> memoryview:
+    def view(self, region: LandingRegion) -> Landed:
         """A landing region's bytes.
 
         :raises ~tilert_stream.errors.NotReady: the port has not been entered.

@@ -9,6 +9,7 @@ from tilert_engine.decode_worker import DecodeWorker
 from tilert_engine.layouts.landed import LandingDecode
 from tilert_stream.nodes.decode_app import DecodeApp
 from tilert_stream.nodes.decode_node import DecodeNode
+from tilert_stream.nodes.device_memory import landing_device
 from tilert_stream.nodes.first_token import FirstToken
 from tilert_stream.nodes.landing_port import LandingPort
 from tilert_stream.nodes.tilert_app import TilertApp
@@ -60,6 +61,7 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
         key=key,
         ttl=config.reservation_ttl,
         advertise=config.advertise_host,
+        device=landing_device(config.landing_memory, config.device, model.layout),
         prepare=engine.landing,
     )
     node = DecodeNode(worker, port.reserve, port.view)
@@ -92,6 +94,7 @@ def build_tilert(config: DecodeConfig, model: Model) -> tuple[TilertApp, TilertP
         port=config.ctrl_port,
         timeout=config.kv_timeout,
         advertise=config.advertise_host,
+        device=landing_device(config.landing_memory, config.device, model.layout),
         prepare=engine.landing,
     )
     worker: DecodeWorker[Any] = DecodeWorker(engine)

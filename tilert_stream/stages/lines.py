@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = ("NDJSON", "EncodeLines", "EncodeTokens")
 
+_TOLD: Final = ("finish_reason", "mtp_accept_mean", "mtp_verify_calls")
+"""TileRT's own counts; further ones of ours follow them."""
+
 NDJSON: Final = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache"))
 
 
 class EncodeLines:
     """Makes the encoder of one streamed request.
 
-    :param times: when its KV cache ``landed`` and was ``imported``, seconds on ``CLOCK``.
+    :param times: when its KV cache ``landed``, was ``converted`` and ``imported``, seconds on
+        ``CLOCK``.
     """
 
     stage_name = "lines"
@@ -49,7 +53,8 @@ class EncodeLines:
 class EncodeTokens:
     """Makes the encoder of one request whose answer is a single object.
 
-    :param times: when its KV cache ``landed`` and was ``imported``, seconds on ``CLOCK``.
+    :param times: when its KV cache ``landed``, was ``converted`` and ``imported``, seconds on
+        ``CLOCK``.
     """
 
     stage_name = "tokens"
@@ -141,13 +146,22 @@ def _pair(entry: TokenLogprob) -> tuple[float, tuple[tuple[int, float], ...]]:
 def _timing(
     scope: RequestScope, times: Mapping[str, float], outcome: Finished
 ) -> dict[str, object]:
-    """Milliseconds: waiting for the KV cache, importing it, decoding up to now (TileRT's names).
+    """Milliseconds: waiting for the KV cache, reading it, putting it into its slot, decoding.
 
-    Beside them, as TileRT has it, what the engine has counted.
+    Names and order are TileRT's, and so is what stands beside them: how it ended, which requests
+    that were never decoded have too, and what the engine has counted.
     """
     begun, now = scope.lifecycle.entered[State.QUEUED], CLOCK()
     landed = times.get("landed", now)
     imported = times.get("imported", now)
-    spans = {"wire_wait": landed - begun, "inject": imported - landed, "decode": now - imported}
+    converted = times.get("converted", imported)
+    spans = {
+        "wire_wait": landed - begun,
+        "convert": converted - landed,
+        "inject": imported - converted,
+        "decode": now - imported,
+    }
     milliseconds = {name: round(seconds * 1000, 3) for name, seconds in spans.items()}
-    return {**milliseconds, **(outcome.account or {})}
+    counted = {**(outcome.account or {}), "finish_reason": outcome.reason}
+    told: dict[str, object] = {name: counted.pop(name) for name in _TOLD if name in counted}
+    return {**milliseconds, **told, **counted}

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from tilert_transports.nixl_binding import Binding, NativeAgent
 
 __all__ = ("KVSections", "NixlWriter", "StockSender", "WritesKV")
@@ -139,20 +142,21 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 class NixlWriter:
-    """Writes with an agent of NIXL's own, from and to host memory.
-
-    The original writes from and to CUDA memory; without a GPU there is none.
+    """Writes with an agent of NIXL's own.
 
     :param name: the agent's, unique among all that ever meet.
+    :param device: the CUDA device's index: it then writes from that device's memory and to device
+        memory, as the original does; None: from and to host memory.
     """
 
     name = "nixl"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, device: int | None = None) -> None:
         from tilert_transports.nixl_binding import load, make_agent
 
         self._binding: Binding = load()
         self._agent: NativeAgent = make_agent(self._binding, name)
+        self._device = device
         self._remotes: dict[str, str] = {}
 
     def write(self, hello: dict[str, Any], pieces: Sequence[tuple[bytes, int]]) -> None:
@@ -162,14 +166,17 @@ class NixlWriter:
         binding, agent = self._binding, self._agent
         remote = self._remote(hello["nixl_meta"])
         source = np.frombuffer(bytearray().join(piece for piece, _ in pieces), dtype=np.uint8)
-        kind = binding.DRAM_SEG
-        memory = np.array([(source.ctypes.data, source.nbytes, 0)], dtype=np.uint64)
+        here, kept = int(source.ctypes.data), None
+        kind, device = binding.DRAM_SEG, 0
+        if self._device is not None:
+            kind, device = binding.VRAM_SEG, self._device
+            here, kept = _on_device(source, device)
+        memory = np.array([(here, source.nbytes, device)], dtype=np.uint64)
         registered = binding.nixlRegDList(kind, memory)
         agent.registerMem(registered, [])
-        here = source.ctypes.data
         ours: list[tuple[int, int, int]] = []
         for piece, _ in pieces:
-            ours.append((here, len(piece), 0))
+            ours.append((here, len(piece), device))
             here += len(piece)
         theirs = [(address, len(piece), hello["nixl_dev"]) for piece, address in pieces]
         handle = agent.createXferReq(
@@ -183,6 +190,7 @@ class NixlWriter:
             status = agent.getXferStatus(handle)
         agent.releaseXferReq(handle)
         agent.deregisterMem(registered, [])
+        del kept
         assert status == binding.NIXL_SUCCESS
 
     def _remote(self, metadata: str) -> str:
@@ -190,3 +198,12 @@ class NixlWriter:
             name = self._agent.loadRemoteMD(base64.b64decode(metadata))
             self._remotes[metadata] = name.decode()
         return self._remotes[metadata]
+
+
+def _on_device(source: NDArray[np.uint8], device: int) -> tuple[int, object]:
+    """The address of a copy on a CUDA device, and what keeps it."""
+    import torch
+
+    copy = torch.as_tensor(source, device=f"cuda:{device}")
+    torch.cuda.synchronize(device)
+    return copy.data_ptr(), copy

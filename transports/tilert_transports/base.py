@@ -133,14 +133,16 @@ class BaseTransport(AsyncResource, Generic[M]):
         """See ``Transport.connect``."""
         self._check_open()
         read = Card.decode(card, self.name)
-        lane = self._make_lane(read)
+        peer = Peer(self.name, read.incarnation, read.region_table())
+        return await self._open(self._make_lane(read), peer, timeout)
+
+    async def _open(self, lane: Lane, peer: Peer, seconds: float) -> Peer:
         try:
-            await lane.open(timeout)
+            await lane.open(seconds)
             self._check_open()
         except BaseException:
             lane.shut()
             raise
-        peer = Peer(self.name, read.incarnation, read.region_table())
         self._lanes[peer] = lane
         return peer
 

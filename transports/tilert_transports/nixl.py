@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 
 from tilert_stream.completion import Completion
 
-from .abc import Caps
+from .abc import Caps, Peer, Region
 from .base import BaseTransport
 from .errors import HandshakeMismatch, RegionInvalid, TransportUnavailable
 from .host_memory import HostMemory, prefault
@@ -22,9 +22,10 @@ from .nixl_binding import installed
 from .nixl_lane import INCARNATION_BYTES, NixlLane, RemoteAgent
 from .nixl_memory import Location, NixlMemory, device_location
 from .nixl_owner import NixlOwner
+from .nixl_stranger import NixlStrangerLane
 
 if TYPE_CHECKING:
-    from .abc import DeviceBuffer, HostBuffer, Region
+    from .abc import DeviceBuffer, HostBuffer
     from .card import Card, Detail
     from .latch import Latch
     from .nixl_binding import Binding, NativeAgent
@@ -130,6 +131,24 @@ class NixlTransport(BaseTransport[NixlMemory]):
 
     def _make_lane(self, card: Card) -> NixlLane:
         return NixlLane(self._owner, _remote(card), self._memory)
+
+    async def reach(self, metadata: bytes, place: Location, *, timeout: float) -> Peer:  # noqa: ASYNC109 - as ``connect``
+        """Connect with an agent of somebody else's, which has told where its memory lies.
+
+        :param metadata: as its NIXL gives it.
+        :param place: all that is written to, region 0 of the peer; with the device that it lies on
+            unless it turns out to be host memory.
+        :raises RegionInvalid: no region of ours to write from has been registered yet.
+        :raises HandshakeMismatch: damaged metadata, or its agent has no such memory.
+        :raises PeerLost: nobody answers there.
+        :raises DeadlineExceeded: no answer in time.
+        """
+        self._check_open()
+        if not self._memory:
+            raise RegionInvalid("there is no region to write from: allocate or register one first")
+        peer = Peer(self.name, "", {0: Region(0, 0, place.nbytes)})
+        lane = NixlStrangerLane(self._owner, metadata, place, self._memory)
+        return await self._open(lane, peer, timeout)
 
     def _stop_listening(self) -> Latch | None:
         self._owner.stop()

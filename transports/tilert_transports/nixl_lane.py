@@ -37,6 +37,7 @@ class RemoteAgent(NamedTuple):
     """What a card says."""
 
     name: str
+    """Empty: whatever its metadata says."""
     incarnation: bytes
     metadata: bytes
     identity: Location
@@ -59,23 +60,29 @@ class NixlLane(Lane):
 
     def _reach(self, done: Completion[None]) -> None:
         def load(agent: NativeAgent, binding: Binding) -> None:
-            try:
-                name = agent.loadRemoteMD(self._peer.metadata).decode()
-            except (binding.nixlBackendError, binding.nixlRemoteDisconnectError) as error:
-                raise PeerLost(f"nixl peer {self._peer.name} does not answer: {error}") from error
-            except Exception as error:
-                raise HandshakeMismatch(
-                    f"the peer's card: NIXL does not take its metadata: {error!r}"
-                ) from error
-            if name != self._peer.name:
-                raise HandshakeMismatch(
-                    f"the peer's card: its metadata is of {name!r}, not of {self._peer.name!r}"
-                )
-            self._loaded = True
-            self._owner.remotes[name] += 1
+            self._load(agent, binding)
             self._owner.post(_Greeting(self._peer, done))
 
         self._owner.attempt(load, done.fail)
+
+    def _load(self, agent: NativeAgent, binding: Binding) -> None:
+        """Have the agent know the peer; on the owner's thread."""
+        try:
+            name = agent.loadRemoteMD(self._peer.metadata).decode()
+        except (binding.nixlBackendError, binding.nixlRemoteDisconnectError) as error:
+            who = self._peer.name or "of somebody else's"
+            raise PeerLost(f"nixl peer {who} does not answer: {error}") from error
+        except Exception as error:
+            raise HandshakeMismatch(
+                f"the peer's card: NIXL does not take its metadata: {error!r}"
+            ) from error
+        if self._peer.name and name != self._peer.name:
+            raise HandshakeMismatch(
+                f"the peer's card: its metadata is of {name!r}, not of {self._peer.name!r}"
+            )
+        self._peer = self._peer._replace(name=name)
+        self._loaded = True
+        self._owner.remotes[name] += 1
 
     def _submit(self, transfer: Transfer) -> None:
         self._owner.post(_Write(self, transfer))

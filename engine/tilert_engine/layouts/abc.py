@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
-__all__ = ("Description", "KVLayout", "Plane", "Row")
+    import torch
+
+__all__ = ("Description", "DeviceLayout", "KVLayout", "Landed", "Plane", "Row")
 
 Description: TypeAlias = "Mapping[str, str | int | bool]"
 """A layout, field by field. Two nodes whose descriptions are equal can hand over."""
+
+Landed: TypeAlias = "memoryview | torch.Tensor"
+"""A landing region's bytes: in host memory, or uint8 ``[bytes]`` on a device."""
 
 Row: TypeAlias = tuple[int, int, int]
 """(source offset in the staging, target offset in the region, bytes)."""
@@ -116,5 +121,22 @@ class KVLayout(Protocol):
 
         :raises ~tilert_stream.errors.EngineFault: the bytes cannot be a KV cache.
         :raises ~tilert_stream.errors.InvalidRequest: ``seq_len`` is below 1 or does not fit.
+        """
+        ...
+
+
+@runtime_checkable
+class DeviceLayout(Protocol):
+    """A layout whose regions may lie in a device's memory."""
+
+    def unpack_device(self, region: torch.Tensor, seq_len: int) -> object:
+        """As ``KVLayout.unpack``, device to device; blocks until ``region`` has been read.
+
+        What comes back shares no memory with it.
+
+        :param region: uint8 ``[bytes]``, contiguous.
+        :raises ~tilert_stream.errors.EngineFault: the bytes cannot be a KV cache.
+        :raises ~tilert_stream.errors.InvalidRequest: ``seq_len`` is below 1 or does not fit.
+        :raises ValueError: ``region`` is no such tensor, or too small.
         """
         ...

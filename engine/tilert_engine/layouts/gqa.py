@@ -186,6 +186,25 @@ class GqaLayout:
         self._geometry.check(seq_len)
         source = checked_buffer("region", region, self.region_bytes)
         flat = torch.frombuffer(source, dtype=self._torch_dtype)
+        return KVCache(self.model, *self._filled(flat, seq_len))
+
+    def unpack_device(self, region: torch.Tensor, seq_len: int) -> KVCache:
+        """As the contract of ``DeviceLayout``."""
+        from tilert_engine.torch.kv_cache import KVCache
+
+        from .device_region import checked_tensor, read_region
+
+        self._geometry.check(seq_len)
+        flat = checked_tensor(region, self.region_bytes).view(self._torch_dtype)
+
+        def read() -> tuple[torch.Tensor, ...]:
+            keys, values = self._filled(flat, seq_len)
+            return keys.clone(), values.clone()
+
+        return KVCache(self.model, *read_region(region, read))
+
+    def _filled(self, flat: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, ``[layers, heads, seq_len, head_dim]`` each."""
         shape = (2, self.senders, self.layers, self.max_seq_len, self._heads, self.head_dim)
         filled = flat.view(shape)[:, :, :, :seq_len]
         if self.senders == 1:
@@ -194,7 +213,7 @@ class GqaLayout:
             # [2, sender, layer, token, head, dim] -> [2, layer, (sender, head), token, dim]
             whole = (2, self.layers, self.kv_heads, seq_len, self.head_dim)
             keys, values = filled.permute(0, 2, 1, 4, 3, 5).reshape(whole)
-        return KVCache(self.model, keys, values)
+        return keys, values
 
     def _checked(self, kv: object) -> KVCache:
         from tilert_engine.torch.kv_cache import KVCache

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 from tilert_stream.abc import GrammarEngine, capabilities_of
 from tilert_stream.errors import EngineFault
 
+from .abc import DeviceLayout
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from tilert_stream.abc import DecodeEngine
     from tilert_stream.events import Capability, Harvest, Limits, Sampling
 
-    from .abc import KVLayout
+    from .abc import KVLayout, Landed
 
 __all__ = ("LandedKV", "LandingDecode", "ReadingEngine", "ToldEngine")
 
@@ -31,7 +33,7 @@ SequenceT = TypeVar("SequenceT")
 class LandedKV:
     """What a decode node hands to its engine."""
 
-    region: memoryview
+    region: Landed
     """A whole landing region."""
     tokens: int
     """Of the prompt."""
@@ -39,6 +41,8 @@ class LandedKV:
     """CRC-32 by rank, of the ranks that gave one, over what each has sent."""
     last_token: int | None = None
     """The prompt's last token; None where prefill has not told it."""
+    on_converted: Callable[[], None] | None = None
+    """Is told, on the owner's thread, that the bytes have become the engine's KV object."""
 
 
 @runtime_checkable
@@ -110,15 +114,29 @@ class LandingDecode(Generic[SequenceT]):
                     f"the KV cache from rank {rank} has the checksum {found:#010x}, prefill says"
                     f" {expected:#010x}: it was damaged on its way; try again"
                 )
-        unpacked = self._layout.unpack(kv.region, kv.tokens)
+        unpacked = self._unpack(kv)
+        if kv.on_converted is not None:
+            kv.on_converted()
         if kv.last_token is not None and isinstance(self._engine, ToldEngine):
             unpacked = self._engine.told(unpacked, kv.last_token)
         return self._engine.open(slot, unpacked, first_token, limits, sampling)
 
+    def _unpack(self, kv: LandedKV) -> object:
+        if isinstance(kv.region, memoryview):
+            return self._layout.unpack(kv.region, kv.tokens)
+        if not isinstance(self._layout, DeviceLayout):
+            raise EngineFault(
+                f"the {self._layout.name} layout reads host memory alone; start the decode node"
+                " with --landing-memory host"
+            )
+        return self._layout.unpack_device(kv.region, kv.tokens)
+
     def _checksum(self, kv: LandedKV, rank: int) -> int:
         checksum = 0
         for _, offset, nbytes in self._layout.plan(kv.tokens, rank):
-            checksum = zlib.crc32(kv.region[offset : offset + nbytes], checksum)
+            piece = kv.region[offset : offset + nbytes]
+            held = piece if isinstance(piece, memoryview) else piece.cpu().numpy().data
+            checksum = zlib.crc32(held, checksum)
         return checksum
 
     def advance(self, sequence: SequenceT, /) -> Harvest:

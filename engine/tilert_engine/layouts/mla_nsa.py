@@ -148,11 +148,13 @@ class MlaNsaLayout:
         :raises ValueError: ``region`` is not writable bytes, or too small.
         :raises ~tilert_stream.errors.InvalidRequest: ``seq_len`` is below 1 or does not fit.
         """
-        from .mla_nsa_cache import WirePlanes
-
         self._geometry.check(seq_len)
         source = checked_buffer("region", region, self.region_bytes)
-        whole = self._views(source, self.max_seq_len)
+        return self._cut(self._views(source, self.max_seq_len), seq_len)
+
+    def _cut(self, whole: WirePlanes, seq_len: int) -> WirePlanes:
+        from .mla_nsa_cache import WirePlanes
+
         return WirePlanes(
             *(
                 tensor[:, : plane.rows(seq_len)]
@@ -171,6 +173,22 @@ class MlaNsaLayout:
     def unpack(self, region: memoryview, seq_len: int) -> ImportedKV:
         """As the contract; pe, and kv of a bf16 cache, are views of ``region`` on CPU in bf16."""
         return self.imported(self.landed(region, seq_len))
+
+    def unpack_device(self, region: torch.Tensor, seq_len: int) -> ImportedKV:
+        """As the contract of ``DeviceLayout``."""
+        from .device_region import checked_tensor, read_region
+        from .mla_nsa_cache import ImportedKV
+
+        self._geometry.check(seq_len)
+        flat = checked_tensor(region, self.region_bytes)
+        planes = self._cut(self._planes_of(flat, self.max_seq_len), seq_len)
+
+        def read() -> tuple[torch.Tensor, ...]:
+            taken = self.imported(planes)
+            # Where nothing is to be converted they are views.
+            return taken.ki, taken.kv.clone(), taken.pe.clone()
+
+        return ImportedKV(self.model.name, *read_region(region, read))
 
     def imported(self, planes: WirePlanes) -> ImportedKV:
         """What the decode engine takes: ``planes`` as ``import_dtype`` on ``device``.
@@ -192,12 +210,14 @@ class MlaNsaLayout:
         return taken
 
     def _views(self, buffer: memoryview, seq_len: int) -> WirePlanes:
-        """``buffer`` as planes of ``seq_len`` tokens without gaps."""
         import torch
 
+        return self._planes_of(torch.frombuffer(buffer, dtype=torch.uint8), seq_len)
+
+    def _planes_of(self, flat: torch.Tensor, seq_len: int) -> WirePlanes:
+        """Bytes as planes of ``seq_len`` tokens without gaps."""
         from .mla_nsa_cache import WirePlanes
 
-        flat = torch.frombuffer(buffer, dtype=torch.uint8)
         views: list[torch.Tensor] = []
         start = 0
         for plane in self.planes:

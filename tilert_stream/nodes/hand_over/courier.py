@@ -22,13 +22,14 @@ from tilert_stream.errors import TilertStreamError
 from tilert_stream.http.client import HTTPClient, UpstreamError
 from tilert_transports.abc import Region
 from tilert_transports.control.client import ControlClient
-from tilert_transports.control.errors import ControlError, HandOffFailed, PeerLost
+from tilert_transports.control.errors import ControlError, PeerLost
 from tilert_transports.control.grant_id import GrantId
 from tilert_transports.control.hello import NONCE_BYTES, Hello
 from tilert_transports.control.messages import Claim
 from tilert_transports.plan import Plan
 
 from ..recent import Recent
+from .tilert_courier import TilertCourier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -104,6 +105,7 @@ class NodeCourier:
         self._tasks = tasks
         self._http = http
         self._doors: dict[tuple[str, int], _Door] = {}
+        self._tilert = TilertCourier(transport, region, layout, timeout=send_timeout)
 
     @property
     def staging(self) -> memoryview:
@@ -113,12 +115,20 @@ class NodeCourier:
     async def meet(self, destination: Destination) -> None:
         """Connect to a decode node, if that has not been done; the request does not end by it.
 
+        TileRT's own servers are met a request at a time: this node alone is looked at.
+
         :raises ~tilert_stream.errors.TilertStreamError: it does not answer, or does not fit.
         """
-        await self._node(destination)
+        if destination.grant is None:
+            self._tilert.check()
+        else:
+            await self._node(destination)
 
     async def deliver(self, parcel: Parcel) -> None:
         """As the contract."""
+        if parcel.destination.grant is None:
+            await self._tilert.deliver(parcel)
+            return
         try:
             await self._hand_over(parcel)
         except PeerLost as error:
@@ -141,6 +151,12 @@ class NodeCourier:
 
     async def refuse(self, destination: Destination, reason: str) -> None:
         """As the contract."""
+        if destination.grant is None:
+            # TileRT's dialect has no word for it: the server waits until its own time is over.
+            logger.info(
+                "a decode server of TileRT's at %s waits in vain: %s", destination.host, reason
+            )
+            return
         grant = _grant_of(destination)
         try:
             node = await self._node(destination, grant)
@@ -209,11 +225,7 @@ class NodeCourier:
 
 def _grant_of(destination: Destination) -> GrantId:
     grant = destination.grant
-    if grant is None:
-        raise HandOffFailed(
-            "the request came without a grant (tilert_request, tilert_incarnation,"
-            " tilert_generation in kv_transfer_params); send it through this project's router"
-        )
+    assert grant is not None  # noqa: S101 - those without one have gone another way
     return GrantId(grant.request, grant.incarnation, grant.generation)
 
 
