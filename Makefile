@@ -25,13 +25,13 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .PHONY: help serve pd test test-vllm test-clients soak bench bench-pd bench-transports model lint format types hooks clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 serve: $(VENV)/.serve ## serve the demo model, or the shipped one; ARGS are the server's options
 	@$(BRING_DEMO)
 	@$(BIN)/python -m tilert_stream.serve $(ARGS)
 
-pd: $(VENV)/.serve ## serve it by a router, a prefill and two decode nodes; ARGS as for serve
+pd: $(VENV)/.serve ## serve it by a router, a prefill and two decode nodes; ARGS='--help' lists its options
 	@$(BRING_DEMO)
 	@$(BIN)/python -m tilert_stream.serve.local_cluster $(ARGS)
 

@@ -1,4 +1,4 @@
-"""The servers that are measured: in one process, and a router before its nodes; with their counts."""
+"""The servers that are measured: in one process, and a router before its nodes; their counts."""
 
 from __future__ import annotations
 
