@@ -49,7 +49,7 @@ class BenchmarkClient(ABC):
 
     @abstractmethod
     def command(self, python: Path, load: Load, folder: Path) -> list[str]:
-        """Its command line, run by the ``python`` of its environment; it reports into ``folder``."""
+        """Its command line, for the ``python`` of its environment; it reports into ``folder``."""
 
     @abstractmethod
     def report(self, load: Load, folder: Path) -> Report: ...

@@ -62,7 +62,7 @@ def reason_file(directory: Path, name: str) -> Path:
 
 
 def _pip(python: Path, arguments: Sequence[str]) -> None:
-    command = [python, "-m", "pip", "--disable-pip-version-check", "install", *arguments]
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "install", *arguments]
     sys.stdout.write(f"{python.parents[1].name}: pip install {' '.join(arguments)}\n")
     sys.stdout.flush()
     subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
