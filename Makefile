@@ -43,7 +43,7 @@ test-vllm: $(VENV)/.dev model ## run the tests on a real vLLM; its environment t
 	  VLLM_PYTHON="$$python" $(BIN)/python -m pytest -m vllm -o faulthandler_timeout=1200 \
 	  tests/vllm $(ARGS)
 
-test-clients: $(VENV)/.dev ## run benchmark clients against the server; their environments take 4 GB
+test-clients: $(VENV)/.dev ## run benchmark clients against the server; their environments take 3.5 GB
 	$(BIN)/python tests/clients/environment.py $(CLIENT_VENVS)
 	CLIENT_ENVIRONMENTS="$(abspath $(CLIENT_VENVS))" VLLM_PYTHON="$(abspath $(VLLM_VENV))/bin/python" \
 	  $(BIN)/python -m pytest -m clients -o faulthandler_timeout=600 -rs tests/clients $(ARGS)

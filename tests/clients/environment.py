@@ -1,4 +1,4 @@
-"""Make an environment for each benchmark client: SGLang's, guidellm and aiperf. 4 GB in all.
+"""Make an environment for each benchmark client: SGLang's, guidellm and aiperf. 3.5 GB in all.
 
 ``python tests/clients/environment.py DIRECTORY`` makes them below that folder and leaves finished
 ones alone. One that cannot be made leaves the reason beside its folder, and its tests say it.
