@@ -6,6 +6,7 @@ PYTHON ?= python3
 ARGS ?=
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
+CLIENT_VENVS ?= .venv-clients
 BIN := $(VENV)/bin
 
 # The constraints hold torch to one version, so that no second one is ever downloaded.
@@ -21,16 +22,16 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pd test test-vllm soak bench bench-pd bench-transports model lint format types hooks clean
+.PHONY: help serve pd test test-vllm test-clients soak bench bench-pd bench-transports model lint format types hooks clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 serve: $(VENV)/.serve ## serve the demo model, or the shipped one; ARGS are the server's options
 	@$(BRING_DEMO)
 	@$(BIN)/python -m tilert_stream.serve $(ARGS)
 
-pd: $(VENV)/.serve ## serve it by a router, a prefill and two decode nodes; ARGS as for serve
+pd: $(VENV)/.serve ## serve it by a router, a prefill and two decode nodes; ARGS='--help' lists its options
 	@$(BRING_DEMO)
 	@$(BIN)/python -m tilert_stream.serve.local_cluster $(ARGS)
 
@@ -41,6 +42,11 @@ test-vllm: $(VENV)/.dev model ## run the tests on a real vLLM; its environment t
 	python="$$($(BIN)/python tests/vllm/environment.py $(VLLM_VENV))" && \
 	  VLLM_PYTHON="$$python" $(BIN)/python -m pytest -m vllm -o faulthandler_timeout=1200 \
 	  tests/vllm $(ARGS)
+
+test-clients: $(VENV)/.dev ## run benchmark clients against the server; their environments take 3.5 GB
+	$(BIN)/python tests/clients/environment.py $(CLIENT_VENVS)
+	CLIENT_ENVIRONMENTS="$(abspath $(CLIENT_VENVS))" VLLM_PYTHON="$(abspath $(VLLM_VENV))/bin/python" \
+	  $(BIN)/python -m pytest -m clients -o faulthandler_timeout=600 -rs tests/clients $(ARGS)
 
 soak: $(VENV)/.dev model ## run the long random tests
 	$(BIN)/python -m pytest -m soak $(ARGS)
@@ -73,7 +79,7 @@ hooks: $(VENV)/.dev ## check every commit before it is made
 	$(BIN)/pre-commit install
 
 clean: ## remove what these targets made, but for the model in the cache
-	rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .venv-clients .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -74,10 +74,11 @@ def _command(
         int, typer.Option(help="Clients that leave, in each check of leaving.")
     ] = _DEFAULTS.leavers,
     insecure: Annotated[  # noqa: FBT002 - typer calls it by name
-        bool, typer.Option("--insecure", help="Do not check the server's certificate.")
+        bool,
+        typer.Option("--insecure", help="Do not check the server's certificate.", metavar=""),
     ] = False,
     list_: Annotated[  # noqa: FBT002 - as above
-        bool, typer.Option("--list", help="Print what is checked, and why.")
+        bool, typer.Option("--list", help="Print what is checked, and why.", metavar="")
     ] = False,
 ) -> None:
     """Check an OpenAI-compatible server from outside. Only the server that you name is asked."""

@@ -46,10 +46,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tilert_stream.serve.local_cluster",
         description="A router, a prefill node and decode nodes on this machine.",
     )
-    parser.add_argument("--model", default="auto")
+    parser.add_argument("--model", default="auto", help="as of every role; auto is what is here")
     parser.add_argument("--engine", choices=("torch", "scripted"), default="torch")
-    parser.add_argument("--transport", default="auto")
-    parser.add_argument("--decode-nodes", type=int, default=2)
+    parser.add_argument("--transport", default="auto", help="what carries KV caches")
+    parser.add_argument("--decode-nodes", type=int, default=2, help="how many")
     parser.add_argument("--slots", type=int, default=2, help="of each decode node")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of each engine")
     parser.add_argument("--port", type=int, default=8000, help="the router's")
