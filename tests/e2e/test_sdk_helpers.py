@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import openai
 import pytest
 from anyio import to_thread
-from openai import AsyncOpenAI, OpenAI
-from openai.types.chat import ChatCompletion
+from openai import AsyncOpenAI, AsyncStream, OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from tests.e2e.told import Sides
@@ -32,8 +32,8 @@ ASKED: list[ChatCompletionMessageParam] = [
 ]
 MODEL = "tiny-glm5"
 SEED = 5
-WHOLE: Any = {"model": MODEL, "max_tokens": 150, "temperature": 0, "stop": "."}
-"""What ends by itself: the streaming helper raises where an answer is cut."""
+END = "."
+"""A sentence and no more: the streaming helper raises where an answer is cut."""
 
 
 class Measure(BaseModel):
@@ -100,10 +100,22 @@ async def test_the_streaming_helper_of_a_tool_from_a_type(sides: Sides, serve: S
 async def test_the_streaming_helper_s_text_is_the_plain_answer(sides: Sides, serve: Serve) -> None:
     async with sdk(sides, serve) as client:
         plain = await client.chat.completions.create(
-            messages=ASKED, logprobs=True, top_logprobs=1, **WHOLE
+            messages=ASKED,
+            logprobs=True,
+            top_logprobs=1,
+            model=MODEL,
+            max_tokens=150,
+            temperature=0,
+            stop=END,
         )
         helper = client.chat.completions.stream(
-            messages=ASKED, logprobs=True, top_logprobs=1, **WHOLE
+            messages=ASKED,
+            logprobs=True,
+            top_logprobs=1,
+            model=MODEL,
+            max_tokens=150,
+            temperature=0,
+            stop=END,
         )
         async with helper as stream:
             deltas = [event.delta async for event in stream if event.type == "content.delta"]
@@ -167,8 +179,12 @@ async def test_the_client_that_blocks(sides: Sides, serve: Serve) -> None:
                 timeout=60,
                 _strict_response_validation=True,
             ) as client:
-                plain = client.chat.completions.create(messages=ASKED, **WHOLE)
-                with client.chat.completions.stream(messages=ASKED, **WHOLE) as stream:
+                plain = client.chat.completions.create(
+                    messages=ASKED, model=MODEL, max_tokens=150, temperature=0, stop=END
+                )
+                with client.chat.completions.stream(
+                    messages=ASKED, model=MODEL, max_tokens=150, temperature=0, stop=END
+                ) as stream:
                     final = stream.get_final_completion()
                 text = final.choices[0].message.content
                 return plain.choices[0].message.content, text or ""
@@ -227,10 +243,12 @@ async def test_every_parameter_that_the_sdk_knows_and_this_server_takes(
     }
     options = {"include_obfuscation": True, "include_usage": True}
     async with sdk(sides, serve, "hermes") as client:
-        plain = await client.chat.completions.create(**given, stream=False)
-        stream = await client.chat.completions.create(**given, stream=True, stream_options=options)
+        create: Any = client.chat.completions.create
+        plain: ChatCompletion = await create(**given, stream=False)
+        stream: AsyncStream[ChatCompletionChunk] = await create(
+            **given, stream=True, stream_options=options
+        )
         chunks = [chunk async for chunk in stream]
-    assert isinstance(plain, ChatCompletion)
     assert chunks[-1].usage == plain.usage
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == plain.choices[0].message.content
