@@ -6,6 +6,7 @@ PYTHON ?= python3
 ARGS ?=
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
+OPENAI_VENV ?= .venv-openai
 CLIENT_VENVS ?= .venv-clients
 BIN := $(VENV)/bin
 
@@ -22,7 +23,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pd test test-vllm test-clients soak bench bench-pd bench-transports model lint format types hooks clean
+.PHONY: help serve pd test test-vllm test-openai test-clients soak bench bench-pd bench-transports model lint format types hooks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -42,6 +43,10 @@ test-vllm: $(VENV)/.dev model ## run the tests on a real vLLM; its environment t
 	python="$$($(BIN)/python tests/vllm/environment.py $(VLLM_VENV))" && \
 	  VLLM_PYTHON="$$python" $(BIN)/python -m pytest -m vllm -o faulthandler_timeout=1200 \
 	  tests/vllm $(ARGS)
+
+test-openai: $(VENV)/.dev ## run the openai SDK's own tests against the server
+	python="$$($(BIN)/python tests/openai_sdk/environment.py $(OPENAI_VENV))" && \
+	  OPENAI_SDK_PYTHON="$$python" $(BIN)/python -m pytest -m openai_sdk tests/openai_sdk $(ARGS)
 
 test-clients: $(VENV)/.dev ## run benchmark clients against the server; their environments take 3.5 GB
 	$(BIN)/python tests/clients/environment.py $(CLIENT_VENVS)
@@ -79,7 +84,7 @@ hooks: $(VENV)/.dev ## check every commit before it is made
 	$(BIN)/pre-commit install
 
 clean: ## remove what these targets made, but for the model in the cache
-	rm -rf .venv .venv-vllm .venv-clients .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .venv-openai .venv-clients .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
