@@ -350,6 +350,7 @@ async def test_a_router_that_names_no_generation_is_served_by_the_id() -> None:
         assert (await prefill.hear())["type"] == "grant"
         ids = struct.pack("<3i", 97, 98, 99)
         landing = cluster.ports[0].view(LandingRegion(granted["region"], 0, 1024))
+        assert isinstance(landing, memoryview)
         landing[: len(ids)] = ids
         await prefill.say(prefill.commit(granted["generation"]))
         asked = {"rid": "a1", "first_token_id": 97, "max_tokens": 3, "stream": False}
