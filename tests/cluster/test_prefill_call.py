@@ -11,12 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilert_stream.cluster.prefill_call import (
-    PrefillAnswer,
-    prefill_body,
-    read_prefill_answer,
-    request_fields,
-)
+from tilert_stream.cluster.prefill_answer import PrefillAnswer, read_prefill_answer
+from tilert_stream.cluster.prefill_call import prefill_body, request_fields
 from tilert_stream.events import (
     GenerateRequest,
     Limits,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ("TOKEN_MAX", "as_list", "as_object", "token_id")
+__all__ = ("TOKEN_MAX", "as_list", "as_object", "token_id", "whole")
 
 TOKEN_MAX: Final = 2**31 - 1
 """Engines keep ids in 32 bits."""
@@ -57,3 +57,8 @@ _KINDS: Final[Mapping[type[object], str]] = {
     str: "a string",
     bool: "a truth value",
 }
+
+
+def whole(value: object) -> int:
+    """``value`` if it is an integer; 0 otherwise."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

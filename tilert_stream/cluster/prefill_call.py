@@ -1,4 +1,4 @@
-"""The call of a vLLM-like prefill: a request in, a body out; an answer in, the first token out.
+"""The call of a vLLM-like prefill: a request in, a body out; the answer is ``prefill_answer``'s.
 
 Prefill is an OpenAI server that is asked for one token. What it is asked is the client's request,
 rid of every field that makes no sense for one token: some of them would make it decode the whole
@@ -8,28 +8,26 @@ answer, others are refused where an answer is not streamed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from ..events import PromptUsage, TokenBatch
 from ..http.client.errors import UpstreamError, UpstreamInvalid
 from ..openai.grammar import structured_outputs
-from .first_logprob import read_first_logprob
 from .further_sampling import logit_fields
-from .json_fields import as_list, as_object, token_id
-from .prompt_logprobs import read_prompt_logprobs
+from .json_fields import as_list, as_object, whole
+from .prefill_answer import read_prefill_answer
 from .refusals import refusal_of, retry_after
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ..errors import TilertStreamError
     from ..events import GenerateRequest, Sampling
     from ..http.client import Begun, HTTPClient, Origin
+    from .prefill_answer import PrefillAnswer
 
-__all__ = ("PrefillAnswer", "PrefillCall", "prefill_body", "read_prefill_answer", "request_fields")
+__all__ = ("PrefillCall", "prefill_body", "request_fields")
 
 DROPPED: Final = frozenset(
     {"stream_options", "max_completion_tokens", "stop", "n", "echo", "best_of", "min_tokens"}
@@ -46,9 +44,7 @@ ANSWER_BYTES: Final = 4 * 1024 * 1024
 LOGPROB_BYTES: Final = 200
 """One more token with its log-probability, as vLLM writes it."""
 
-_TOKEN: Final = re.compile(r"token_id:([0-9]{1,10})")
 _SENT_GRAMMAR: Final = re.compile(r"structured_outputs(\.json|\.grammar)?")
-_GIVEN_UP: Final = frozenset({"abort", "error", "cancelled"})
 
 
 def request_fields(request: GenerateRequest) -> dict[str, object]:
@@ -105,12 +101,12 @@ def prefill_body(
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }
-    if _integer(fields.get("min_tokens")) >= 1:
+    if whole(fields.get("min_tokens")) >= 1:
         body["min_tokens"] = 1
     if "messages" in fields:
-        body |= {"logprobs": True, "top_logprobs": max(1, _integer(fields.get("top_logprobs")))}
+        body |= {"logprobs": True, "top_logprobs": max(1, whole(fields.get("top_logprobs")))}
     else:
-        body["logprobs"] = max(1, _integer(fields.get("logprobs")))
+        body["logprobs"] = max(1, whole(fields.get("logprobs")))
     if kv_transfer_params is not None:
         body["kv_transfer_params"] = dict(kv_transfer_params)
     return body
@@ -132,10 +128,6 @@ def _as_asked(refusal: TilertStreamError, sampling: Sampling) -> TilertStreamErr
     refusal.param = sampling.grammar_param + rest
     refusal.message = refusal.message.replace(sent[0], sampling.grammar_param, 1)
     return refusal
-
-
-def _integer(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 class PrefillCall:
@@ -244,123 +236,9 @@ class PrefillCall:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillAnswer:
-    """What prefill says of a computed prompt."""
-
-    first: TokenBatch
-    """The first token, one id."""
-    usage: PromptUsage
-    kv_transfer_params: Mapping[str, object] | None
-    """What its connector gives to the decode node; None where it says nothing."""
-
-
-def read_prefill_answer(
-    body: bytes,
-    *,
-    prompt_ids: Sequence[int],
-    label: str,
-    logprobs: int | None = None,
-    prompt_logprobs: int | None = None,
-) -> PrefillAnswer:
-    """Read a 200 of prefill: OpenAI's chat completion or completion, as vLLM writes it.
-
-    :param prompt_ids: what has been asked for.
-    :param label: what prefill is called in errors.
-    :param logprobs: how many tokens are to be told beside the first one; None: no
-        log-probabilities are read.
-    :param prompt_logprobs: the same beside each token of the prompt.
-    :raises UpstreamInvalid: it is no such object, does not say the first token's id, or is about
-        another prompt.
-    :raises UpstreamError: prefill has given the request up.
-    """
-    try:
-        answer = as_object(orjson.loads(body), "the answer")
-        choice = as_object(as_list(answer.get("choices"), "choices", least=1)[0], "choices[0]")
-        reason = choice.get("finish_reason")
-        if isinstance(reason, str) and reason in _GIVEN_UP:
-            raise UpstreamError(f"{label} gave the request up (finish_reason {reason!r})")
-        first = _first_token(choice)
-        told = None if logprobs is None else read_first_logprob(choice, first, logprobs)
-        usage = _usage(answer.get("usage"), len(prompt_ids))
-        if prompt_logprobs is not None:
-            of_prompt = read_prompt_logprobs(choice, prompt_ids, prompt_logprobs)
-            usage = replace(usage, logprobs=of_prompt)
-        params = answer.get("kv_transfer_params")
-        if params is not None:
-            params = as_object(params, "kv_transfer_params")
-    except orjson.JSONDecodeError as error:
-        raise UpstreamInvalid(f"{label} did not answer in JSON: {_what_else(body)}") from error
-    except ValueError as error:
-        raise UpstreamInvalid(f"the answer of {label} cannot be used: {error}") from error
-    return PrefillAnswer(TokenBatch((first,), told), usage, params)
-
-
 def _layout(value: object) -> Mapping[str, object]:
     fields = as_object(value, LAYOUT)
     for name, field in fields.items():
         if not isinstance(field, str | int):
             raise ValueError(f"{LAYOUT}.{name} is {field!r:.40}; it must be text, integer or flag")  # noqa: TRY004 - every fault of a peer's JSON is one kind of error
     return fields
-
-
-def _what_else(body: bytes) -> str:
-    if body.lstrip()[:6] in (b"data: ", b"event:"):
-        return "it sent an event stream, although stream is false"
-    return f"{len(body)} bytes of something else" if body else "nothing came"
-
-
-def _first_token(choice: Mapping[str, object]) -> int:
-    ids = choice.get("token_ids")
-    named = _named_token(choice.get("logprobs"))
-    if ids is not None:
-        ids = as_list(ids, "choices[0].token_ids")
-        if len(ids) != 1:
-            raise ValueError(f"choices[0].token_ids has {len(ids)} ids; one was asked for")
-        first = token_id(ids[0], "choices[0].token_ids[0]")
-        if named not in (None, first):
-            raise ValueError(f"choices[0] says both {first} and {named} for the first token")
-        return first
-    if named is None:
-        raise ValueError(
-            "choices[0] does not say the first token's id, neither in token_ids nor as"
-            " 'token_id:N' in logprobs; start prefill with --return-tokens-as-token-ids"
-        )
-    return named
-
-
-def _named_token(logprobs: object) -> int | None:
-    """The ``token_id:N`` of a chat's ``content[0].token`` or a completion's ``tokens[0]``."""
-    if not isinstance(logprobs, dict):
-        return None
-    entries = cast("dict[str, object]", logprobs)
-    content, tokens = entries.get("content"), entries.get("tokens")
-    name: object = None
-    if isinstance(content, list) and content:
-        entry = cast("list[object]", content)[0]
-        name = cast("dict[str, object]", entry).get("token") if isinstance(entry, dict) else None
-    elif isinstance(tokens, list) and tokens:
-        name = cast("list[object]", tokens)[0]
-    match = _TOKEN.fullmatch(name) if isinstance(name, str) else None
-    return None if match is None else token_id(int(match[1]), "logprobs")
-
-
-def _usage(usage: object, prompt_tokens: int) -> PromptUsage:
-    """The prompt's tokens; our own count where prefill does not report it."""
-    if not isinstance(usage, dict):
-        return PromptUsage(prompt_tokens)
-    fields = cast("dict[str, object]", usage)
-    reported = _integer(fields.get("prompt_tokens")) or prompt_tokens
-    if reported != prompt_tokens:
-        raise ValueError(
-            f"it is about a prompt of {reported} tokens; the prompt has {prompt_tokens}"
-        )
-    details = fields.get("prompt_tokens_details")
-    cached = (
-        cast("dict[str, object]", details).get("cached_tokens")
-        if isinstance(details, dict)
-        else None
-    )
-    if not isinstance(cached, int) or isinstance(cached, bool):
-        return PromptUsage(prompt_tokens)
-    return PromptUsage(prompt_tokens, min(max(cached, 0), prompt_tokens))

@@ -140,13 +140,16 @@ class Exchange:
     def read_ready(self) -> None:
         """Read of the body what is there already, as most are when their head has been. Sync.
 
+        That the client has left is for whoever reads on to see: the app is to be told.
+
         :raises ~tilert_stream.errors.TilertStreamError: as ``parse``.
         """
-        while not self._body_complete and len(self._body) < BODY_HIGH_WATER:
-            data = receive_ready(self._sock)
-            if data is None:
-                return
-            self._take(data)
+        with suppress(ClientGone):
+            while not self._body_complete and len(self._body) < BODY_HIGH_WATER:
+                data = receive_ready(self._sock)
+                if not data:
+                    return
+                self._take(data)
 
     async def listen(self, scope: anyio.CancelScope) -> None:
         """Read until the client leaves. ``scope`` is cancelled if its request must be refused."""

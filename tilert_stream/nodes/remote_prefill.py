@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from tilert_stream.cluster.decode_call import DecodeCall, Grant
     from tilert_stream.cluster.pool import Member, Pool
-    from tilert_stream.cluster.prefill_call import PrefillAnswer, PrefillCall
+    from tilert_stream.cluster.prefill_answer import PrefillAnswer
+    from tilert_stream.cluster.prefill_call import PrefillCall
     from tilert_stream.cluster.prefill_layouts import PrefillLayouts
     from tilert_stream.cluster.reservation import Reservation
     from tilert_stream.errors import TilertStreamError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from tilert_stream.http.client import Begun
     from tilert_stream.scope import RequestScope
 
-__all__ = ("RemotePrefill",)
+__all__ = ("EarlyPrefill", "RemotePrefill")
 
 RECLAIMS: Final = 3
 """How often a request may lose its slot to a dying node before it fails."""
