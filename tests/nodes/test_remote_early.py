@@ -140,3 +140,33 @@ async def test_a_full_node_is_asked_first() -> None:
         assert isinstance(await router.error_of(make(3, "cafe")), Busy)
         assert len(meeting.prefill.calls) == 1
         leave.set()
+
+
+async def test_a_slot_that_was_lost_is_asked_for_by_another_name() -> None:
+    """What is still said of the first one, by a prefill that was taken back, is not of this."""
+    lost = anyio.Event()
+
+    async def lose_it(fields: dict[str, Any]) -> None:
+        if fields["request_id"] == "cafe" and not lost.is_set():
+            await granted.wait()
+            lost.set()
+            decode.held.clear()
+            await anyio.sleep_forever()
+
+    async def see(_fields: dict[str, Any]) -> None:
+        granted.set()
+
+    granted = anyio.Event()
+    prefill = ScriptedPrefillNode(before_answer=lose_it)
+    decode = ScriptedDecodeNode(ttl=0.03, token=letters, hooks={"/pd/renew": see})
+    async with routing(prefill, decode) as router:
+        assert await router.answer(make(3)) == WHOLE
+        assert await router.answer(make(3, "cafe")) == WHOLE
+        first, second = (
+            fields
+            for path, fields in decode.calls
+            if path == "/pd/reserve" and fields["rid"] == "cafe"
+        )
+        assert first["generation"] >= 2**32
+        assert "generation" not in second
+        await router.everything_is_back()

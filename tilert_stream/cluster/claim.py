@@ -83,10 +83,12 @@ class Claim:
         node = self.member.node
         begun, self._begun = self._begun, None
         if begun is None:
+            if self._attempt:
+                # A name that was used may still be spoken of, by a prefill that was taken back.
+                self.foretold = None
             if not self.settled:
                 # The node takes no request twice.
                 await node.cancel(self.request.id, self._attempt)
-                self.foretold = None
             self._attempt = next(_attempts)
             self.settled = False
         try:
