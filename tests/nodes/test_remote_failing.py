@@ -11,8 +11,9 @@ import pytest
 
 from tests.nodes.routing import LIMIT, Host, Router, letters, make, routing
 from tilert_stream.cluster.address import NodeAddress
-from tilert_stream.cluster.decode_call import DecodeCall, Grant
+from tilert_stream.cluster.decode_call import DecodeCall
 from tilert_stream.cluster.errors import LayoutMismatch, ReservationLost
+from tilert_stream.cluster.grant import Grant
 from tilert_stream.cluster.keeper import Keeper
 from tilert_stream.errors import (
     Busy,

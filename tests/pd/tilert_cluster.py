@@ -42,7 +42,9 @@ class Computed:
         output = prefill(model.prefill, prompt, Limits(1))
         kv = output.kv
         assert isinstance(kv, CachedKV)
-        planes = ([layer.contiguous().cpu().numpy().tobytes() for layer in plane] for plane in kv.planes)
+        planes = (
+            [layer.contiguous().cpu().numpy().tobytes() for layer in plane] for plane in kv.planes
+        )
         return cls(prompt, output.first.ids[0], KVSections(*planes))
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from ..events import GenerateRequest
     from ..http.client import Begun
-    from .decode_call import DecodeCall, Grant
+    from .decode_call import DecodeCall
+    from .grant import Grant
     from .janitor import Janitor
     from .pool import Member, Visit
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .claim import Claim
-    from .decode_call import DecodeCall, Grant
+    from .decode_call import DecodeCall
+    from .grant import Grant
     from .pool import Member, Pool
 
 __all__ = ("Contest",)

@@ -16,8 +16,6 @@ is learnt from its answer to ``/pd/decode``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from secrets import randbelow
 from typing import TYPE_CHECKING, Final, cast
 
 import orjson
@@ -27,8 +25,8 @@ from ..http.client.errors import UpstreamInvalid
 from ..http.client.origin import Origin
 from .errors import DecodeFailed, ReservationLost
 from .further_sampling import further_sampling
+from .grant import Grant, foretold_grant, grant_asked, read_grant
 from .json_fields import as_object
-from .prompt_digest import prompt_digest
 from .refusals import mismatch_of, read_words, refusal_of, retry_after
 from .signing import Signing
 
@@ -41,33 +39,12 @@ if TYPE_CHECKING:
     from .address import NodeAddress
     from .signing import Sign
 
-__all__ = ("DecodeCall", "Grant")
+__all__ = ("DecodeCall",)
 
 ANSWER_BYTES: Final = 1024 * 1024
 REASON_MAX: Final = 2000
-FORETOLD: Final = 2**32
-"""From here on generations are chosen by routers; see ``tilert_transports.control.grant_id``."""
 
 _GONE: Final = frozenset({"kv_grant_gone"})
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A slot that a decode node holds for one request."""
-
-    request: str
-    incarnation: str | None
-    """The node's; a restarted node counts its generations anew. None: a stock node."""
-    generation: int
-    """0: a stock node, which promises nothing."""
-    region: int
-    ttl: float
-    """Seconds until it expires, unless it is renewed."""
-
-    @property
-    def promised(self) -> bool:
-        """Whether the node holds anything for it."""
-        return self.incarnation is not None
 
 
 class DecodeCall:
@@ -109,8 +86,7 @@ class DecodeCall:
         """
         if self._stock or self._incarnation is None or holding >= self._slots:
             return None
-        generation = FORETOLD + randbelow(2**53 - FORETOLD)
-        return Grant(request.id, self._incarnation, generation, 0, math.inf)
+        return foretold_grant(request.id, self._incarnation)
 
     def begin_reserve(
         self,
@@ -120,7 +96,7 @@ class DecodeCall:
         foretold: Grant,
     ) -> Begun | None:
         """Ask for what was foretold, and leave the answer to ``reserve``; None: not now. Sync."""
-        body = orjson.dumps(_asked(request, attempt, layout, foretold))
+        body = orjson.dumps(grant_asked(request, attempt, layout, foretold))
         headers = self._signing.headers("POST", "/pd/reserve", body)
         return self.client.begin(self.origin, "POST", "/pd/reserve", headers, body)
 
@@ -151,7 +127,7 @@ class DecodeCall:
         """
         if not self._stock:
             if begun is None:
-                asked = _asked(request, attempt, layout, foretold)
+                asked = grant_asked(request, attempt, layout, foretold)
                 if wait:
                     asked["wait_s"] = wait
                 sent = orjson.dumps(asked)
@@ -187,7 +163,7 @@ class DecodeCall:
     def _grant(self, body: bytes, request: str) -> Grant:
         try:
             fields = as_object(orjson.loads(body), "the grant")
-            grant = _read_grant(fields, request)
+            grant = read_grant(fields, request)
             slots = fields.get("slots")
             self._incarnation, self._slots = grant.incarnation, slots if type(slots) is int else 0
             return grant  # noqa: TRY300 - what may raise is read above
@@ -341,40 +317,3 @@ class DecodeCall:
         if status >= 500 and status != 503 and words.message:
             return DecodeFailed(f"{label} gave the request up: {words.message}")
         return refusal_of(status, body, label=label, after=after)
-
-
-def _asked(
-    request: GenerateRequest,
-    attempt: int,
-    layout: Mapping[str, object] | None,
-    foretold: Grant | None,
-) -> dict[str, object]:
-    prompt = request.prompt_ids
-    asked: dict[str, object] = {
-        "rid": request.id,
-        "attempt": attempt,
-        "max_len": len(prompt) + request.limits.max_tokens,
-        "prompt": {
-            "tokens": len(prompt),
-            "last_token": prompt[-1],
-            "digest": prompt_digest(prompt),
-        },
-        "layout": layout,
-    }
-    if needs := request.sampling.needs():
-        asked["needs"] = needs
-    if foretold is not None:
-        asked["generation"] = foretold.generation
-    return asked
-
-
-def _read_grant(fields: Mapping[str, object], request: str) -> Grant:
-    incarnation, ttl = fields.get("incarnation"), fields.get("ttl")
-    if not isinstance(incarnation, str) or not incarnation:
-        raise ValueError("incarnation is no text")
-    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < math.inf:
-        raise ValueError(f"ttl is {ttl!r:.40}; it must be seconds, above 0")
-    generation, region = fields.get("generation"), fields.get("region")
-    if type(generation) is not int or type(region) is not int:
-        raise ValueError("generation and region must be integers")
-    return Grant(request, incarnation, generation, region, float(ttl))

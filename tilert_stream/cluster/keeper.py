@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from ..http.client import Origin
-    from .decode_call import DecodeCall, Grant
+    from .decode_call import DecodeCall
+    from .grant import Grant
 
 __all__ = ("Keeper", "Kept")
 

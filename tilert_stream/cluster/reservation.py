@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from ..errors import TilertStreamError
     from ..events import GenerateRequest
-    from .decode_call import DecodeCall, Grant
+    from .decode_call import DecodeCall
+    from .grant import Grant
     from .janitor import Janitor
     from .keeper import Keeper
     from .pool import Member, Pool

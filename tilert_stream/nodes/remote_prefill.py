@@ -26,7 +26,8 @@ from .hand_over.destination import Grant as Claim
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tilert_stream.cluster.decode_call import DecodeCall, Grant
+    from tilert_stream.cluster.decode_call import DecodeCall
+    from tilert_stream.cluster.grant import Grant
     from tilert_stream.cluster.pool import Member, Pool
     from tilert_stream.cluster.prefill_answer import PrefillAnswer
     from tilert_stream.cluster.prefill_call import PrefillCall
