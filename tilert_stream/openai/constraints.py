@@ -25,11 +25,12 @@ __all__ = ("constrain",)
 
 Object = dict[str, Any]
 NULL: Final[Object] = {"type": "null"}
-NEVER: Final[Object] = {"not": {}}
+NEVER: Final[Object] = {"not": {}, "description": "of a request of the other kind"}
 FALSY: Final[tuple[object, ...]] = (None, False, 0, "", [], {})
 UNSET: Final = (None, False, 0)
 INTEGER_MAX: Final = 2**64 - 1
 """What is beyond is read as a number with a fraction."""
+TOKENS_ONLY: Final = "refused: token ids in and token ids out only"
 MESSAGE_ROLES: Final = ("system", "developer", "user", "tool")
 """All but the assistant, whose turn may be calls without content."""
 
@@ -59,10 +60,11 @@ def constrain(schemas: Object, card: ModelCard) -> None:
     _replace(completion, "prompt", _prompt(card))
     _replace(body, "token_ids", _ids(card) | {"minItems": 1, "maxItems": answer_max})
     _replace(body, "output_mode", {"enum": [None, "tokens"]})
-    body["properties"] |= dict.fromkeys(REFUSED, NULL)
-    without_text: Object = {"enum": [None, {}]} if "grammar" in card.capabilities else NULL
+    body["properties"] |= dict.fromkeys(REFUSED, NULL | {"description": TOKENS_ONLY})
+    empty: Object = {"enum": [None, {}]} if "grammar" in card.capabilities else NULL
     for name in REFUSED_SAMPLING:
-        _replace(sampling, name, {"enum": [None, False]} if name == "echo" else without_text)
+        fine = {"enum": [None, False]} if name == "echo" else empty
+        _replace(sampling, name, fine | {"description": TOKENS_ONLY})
     _constrain_logprobs(schemas, card)
     _constrain_grammars(schemas, card)
 
