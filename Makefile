@@ -7,6 +7,7 @@ ARGS ?=
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 OPENAI_VENV ?= .venv-openai
+FUZZ_VENV ?= .venv-fuzz
 CLIENT_VENVS ?= .venv-clients
 BIN := $(VENV)/bin
 
@@ -23,7 +24,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pd test test-vllm test-openai test-clients soak bench bench-pd bench-transports model lint format types hooks clean
+.PHONY: help serve pd test test-vllm test-openai test-clients fuzz-openapi soak bench bench-pd bench-transports model lint format types hooks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -52,6 +53,11 @@ test-clients: $(VENV)/.dev ## run benchmark clients against the server; their en
 	$(BIN)/python tests/clients/environment.py $(CLIENT_VENVS)
 	CLIENT_ENVIRONMENTS="$(abspath $(CLIENT_VENVS))" VLLM_PYTHON="$(abspath $(VLLM_VENV))/bin/python" \
 	  $(BIN)/python -m pytest -m clients -o faulthandler_timeout=600 -rs tests/clients $(ARGS)
+
+fuzz-openapi: $(VENV)/.dev ## ask the server all that its /openapi.json describes; SCHEMATHESIS_SEED=N repeats a run
+	command="$$($(BIN)/python tests/openapi_fuzz/environment.py $(FUZZ_VENV))" && \
+	  SCHEMATHESIS="$$command" $(BIN)/python -m pytest -m openapi_fuzz -o faulthandler_timeout=600 \
+	  tests/openapi_fuzz $(ARGS)
 
 soak: $(VENV)/.dev model ## run the long random tests
 	$(BIN)/python -m pytest -m soak $(ARGS)
@@ -84,7 +90,7 @@ hooks: $(VENV)/.dev ## check every commit before it is made
 	$(BIN)/pre-commit install
 
 clean: ## remove what these targets made, but for the model in the cache
-	rm -rf .venv .venv-vllm .venv-openai .venv-clients .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .venv-openai .venv-fuzz .venv-clients .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

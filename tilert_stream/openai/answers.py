@@ -12,12 +12,15 @@ from pydantic import BaseModel, ConfigDict
 __all__ = (
     "AssistantMessage",
     "ChatChoice",
+    "ChatChunk",
     "ChatCompletion",
     "Completion",
+    "CompletionChunk",
     "DetokenizeAnswer",
     "ErrorAnswer",
     "ErrorObject",
     "GenerateAnswer",
+    "GenerateChunk",
     "ModelList",
     "ModelObject",
     "TextChoice",
@@ -105,6 +108,55 @@ class GenerateAnswer(_Answer):
     created: int
     choices: list[TokenChoice]
     usage: Usage
+
+
+class _ChunkChoice(_Answer):
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"] | None
+    stop_reason: int | str | None = None
+    logprobs: dict[str, object] | None = None
+
+
+class _DeltaChoice(_ChunkChoice):
+    delta: dict[str, object]
+
+
+class _TextPiece(_ChunkChoice):
+    text: str
+
+
+class _TokenPiece(_ChunkChoice):
+    token_ids: list[int]
+
+
+class _Chunk(_Answer):
+    id: str
+    created: int
+    model: str
+    usage: Usage | None = None
+
+
+class ChatChunk(_Chunk):
+    """One event of a chat's answer."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[_DeltaChoice]
+
+
+class CompletionChunk(_Chunk):
+    """One event of a text's answer."""
+
+    object: Literal["text_completion"]
+    choices: list[_TextPiece]
+
+
+class GenerateChunk(_Answer):
+    """One event of an answer in token ids."""
+
+    request_id: str
+    output_mode: Literal["tokens"]
+    choices: list[_TokenPiece]
+    usage: Usage | None = None
 
 
 class ModelObject(_Answer):

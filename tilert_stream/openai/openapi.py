@@ -11,7 +11,8 @@ from .. import __version__
 from . import answers
 from .chat import ChatRequest
 from .completions import CompletionRequest
-from .generate import GenerateBody
+from .constraints import constrain
+from .generate import GenerateBody, TokenSampling
 from .parameters import PARAMETERS
 from .tokenizing import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
@@ -28,10 +29,11 @@ __all__ = ("describe_api", "docs_page")
 
 Object = dict[str, Any]
 REF: Final = "#/components/schemas/{model}"
-REQUESTS: Final[dict[Endpoint, type[BaseModel]]] = {
-    "chat": ChatRequest,
-    "completion": CompletionRequest,
-}
+REQUESTS: Final[tuple[tuple[type[BaseModel], Endpoint], ...]] = (
+    (ChatRequest, "chat"),
+    (CompletionRequest, "completion"),
+    (TokenSampling, "completion"),
+)
 POSTS: Final[dict[str, tuple[tuple[type[BaseModel], ...], type[BaseModel], str]]] = {
     "/v1/chat/completions": (
         (ChatRequest,),
@@ -59,7 +61,11 @@ GETS: Final[dict[str, tuple[type[BaseModel], str]]] = {
     "/v1/models": (answers.ModelList, "The served model, under each of its names."),
     "/v1/models/{model}": (answers.ModelObject, "One name of it."),
 }
-STREAMED: Final = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate")
+STREAMED: Final[dict[str, type[BaseModel]]] = {
+    "/v1/chat/completions": answers.ChatChunk,
+    "/v1/completions": answers.CompletionChunk,
+    "/inference/v1/generate": answers.GenerateChunk,
+}
 FAILURES: Final = {
     "400": "The request is wrong, or asks for what is not served; param names the field.",
     "401": "The API key is missing or wrong.",
@@ -78,18 +84,19 @@ def describe_api(card: ModelCard) -> Object:
     models: set[type[BaseModel]] = {answers.ErrorAnswer}
     for requests, answer, _ in POSTS.values():
         models |= {*requests, answer}
-    models |= {answer for answer, _ in GETS.values()}
+    models |= {answer for answer, _ in GETS.values()} | {*STREAMED.values()}
     mode: JsonSchemaMode = "validation"
     ordered = sorted(models, key=lambda model: model.__name__)
     _, made = models_json_schema([(model, mode) for model in ordered], ref_template=REF)
     schemas = cast("Object", made["$defs"])
-    for endpoint, request in REQUESTS.items():
+    for request, endpoint in REQUESTS:
         _declare(schemas[request.__name__]["properties"], endpoint, card)
+    constrain(schemas, card)
     return {
         "openapi": "3.1.0",
         "info": {"title": "tilert_stream", "version": __version__},
         "paths": {path: {"post": _post(path)} for path in POSTS}
-        | {path: {"get": _get(path)} for path in GETS},
+        | {path: {"get": _get(path, card)} for path in GETS},
         "components": {
             "schemas": schemas,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -108,6 +115,8 @@ def _declare(properties: Object, endpoint: Endpoint, card: ModelCard) -> None:
         )
         answer = "refused" if refused else each.answer
         why = each.without or each.note if refused else each.note
+        if not refused and each.answer == "served" and each.name not in properties:
+            continue  # It has a place of its own: the ids beside the parameters of sampling.
         schema: Object = properties.get(each.name, {})
         if refused:
             schema = {"enum": [None, *each.no_effect]}
@@ -122,6 +131,20 @@ def _content(model: type[BaseModel]) -> Object:
     return {"application/json": {"schema": _ref(model)}}
 
 
+def _event(chunk: type[BaseModel]) -> Object:
+    """One event: OpenAPI before 3.2 has no other word for a stream than the schema of its items."""
+    json: Object = {
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [_ref(chunk), _ref(answers.ErrorAnswer)]},
+    }
+    return {
+        "description": "one event; the last one's data is [DONE]",
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, json]}},
+    }
+
+
 def _failures(codes: Sequence[str]) -> Object:
     return {
         code: {"description": FAILURES[code], "content": _content(answers.ErrorAnswer)}
@@ -134,7 +157,7 @@ def _post(path: str) -> Object:
     schemas = [_ref(request) for request in requests]
     content = _content(answer)
     if path in STREAMED:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _event(STREAMED[path])}
     return {
         "summary": summary,
         "requestBody": {
@@ -150,7 +173,7 @@ def _post(path: str) -> Object:
     }
 
 
-def _get(path: str) -> Object:
+def _get(path: str, card: ModelCard) -> Object:
     answer, summary = GETS[path]
     described: Object = {
         "summary": summary,
@@ -159,7 +182,7 @@ def _get(path: str) -> Object:
     }
     if "{" in path:
         described["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": "model", "in": "path", "required": True, "schema": {"enum": [*card.names]}}
         ]
     return described
 
