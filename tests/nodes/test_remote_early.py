@@ -170,3 +170,71 @@ async def test_a_slot_that_was_lost_is_asked_for_by_another_name() -> None:
         assert first["generation"] >= 2**32
         assert "generation" not in second
         await router.everything_is_back()
+
+
+class HeldOnce:
+    """A prefill that never answers its first call for one request, and whoever waits for that."""
+
+    def __init__(self, rid: str) -> None:
+        self.rid = rid
+        self.asked = anyio.Event()
+        self.node = ScriptedPrefillNode(before_answer=self._hold)
+
+    async def _hold(self, fields: dict[str, Any]) -> None:
+        if fields["request_id"] == self.rid and not self.asked.is_set():
+            self.asked.set()
+            await anyio.sleep_forever()
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        return [call for call in self.node.calls if call["request_id"] == self.rid]
+
+
+async def test_another_node_than_the_foretold_one_grants() -> None:
+    """Prefill is asked again, for the node that has the slot; the first one is told of the end."""
+    held = HeldOnce("cafe")
+
+    async def fail(fields: dict[str, Any]) -> Answer | None:
+        if fields["rid"] != "cafe":
+            return None
+        await held.asked.wait()
+        return Answer(500, b"{}")
+
+    sick = ScriptedDecodeNode(token=letters, hooks={"/pd/reserve": fail})
+    other = ScriptedDecodeNode(token=letters)
+    async with routing([held.node], [sick, other]) as router:
+        for rid in ("a1", "a2"):
+            assert await router.answer(make(3, rid)) == WHOLE
+        assert await router.answer(make(3, "cafe")) == WHOLE
+        first, second = (call["kv_transfer_params"]["tilert_generation"] for call in held.calls)
+        assert first >= 2**32
+        decoded = [fields for path, fields in other.calls if path == "/pd/decode"]
+        assert second == decoded[-1]["generation"] == 2
+        await router.everything_is_back()
+        assert held.node.aborted == 1
+        assert sick.cancelled == ["cafe"]
+        assert other.cancelled == []
+
+
+async def test_a_request_that_has_to_stand_in_line_takes_prefill_back() -> None:
+    """As where another router has the slot."""
+    held = HeldOnce("cafe")
+    in_line: list[int] = []
+
+    async def refuse_once(fields: dict[str, Any]) -> Answer | None:
+        if fields["rid"] != "cafe":
+            return None
+        if "generation" in fields:
+            await held.asked.wait()
+            return Answer(429, b'{"error":"busy","code":"slots_busy"}')
+        in_line.append(len(held.calls))
+        return None
+
+    decode = ScriptedDecodeNode(token=letters, hooks={"/pd/reserve": refuse_once})
+    async with routing(held.node, decode, queue_timeout=30) as router:
+        assert await router.answer(make(3)) == WHOLE
+        assert await router.answer(make(3, "cafe")) == WHOLE
+        assert in_line == [1]
+        assert len(held.calls) == 2
+        await router.everything_is_back()
+        assert held.node.aborted == 1

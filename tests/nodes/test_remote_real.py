@@ -51,7 +51,8 @@ class RealDecode(DecodeApp):
             port=0,
             key=key,
         )
-        node = DecodeNode(worker, self._landing.reserve, self._landing.view)
+        landing = self._landing
+        node = DecodeNode(worker, landing.reserve, landing.view, landing.refuse)
         pipeline = (
             Pipeline()
             .then(Reserve(node))

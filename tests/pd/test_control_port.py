@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
+import orjson
 import pytest
 
 from tests.pd.cluster import Answer, Cluster
@@ -17,6 +18,7 @@ from tilert_engine.scripted import Script
 from tilert_stream.testing import Gate
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.frames import FrameReader, encode_frame
+from tilert_transports.control.grant_id import FORETOLD
 from tilert_transports.control.handshake import PrefillHandshake
 from tilert_transports.control.messages import (
     Abort,
@@ -190,3 +192,39 @@ async def test_a_captured_hello_proves_nothing_on_another_connection() -> None:
                             await stream.send(captured)
                 assert words == ["challenge", attempt]
         await served(cluster)
+
+
+@pytest.mark.parametrize(
+    ("refused", "status"),
+    [
+        pytest.param({}, 429, id="busy"),
+        pytest.param({"max_len": 10_000}, 400, id="too long"),
+        pytest.param({"layout": {"version": "another"}}, 409, id="layout"),
+        pytest.param({"needs": ["telepathy"]}, 400, id="needs"),
+    ],
+)
+@pytest.mark.parametrize("claimed_first", [True, False])
+async def test_a_claim_is_refused_at_once_where_its_router_was(
+    computing: Computing, refused: dict[str, Any], status: int, claimed_first: bool
+) -> None:
+    """Its KV cache has a place on its own node meanwhile, which the next one may need."""
+    cluster = computing.cluster
+    grant = {"rid": "cafe", "max_len": 9, "generation": FORETOLD + 7, **refused}
+
+    async def reserve() -> int:
+        origin, body = cluster.decode_nodes[0].origin, orjson.dumps(grant)
+        async with cluster.client.request(origin, "POST", "/pd/reserve", (), body) as response:
+            return response.status
+
+    async with raw_prefill(cluster) as prefill:
+        early, unknown = prefill.claim("cafe", FORETOLD + 7), prefill.claim("cafe", 9)
+        if claimed_first:
+            await prefill.say(early)
+        assert await reserve() == status
+        if not claimed_first:
+            await prefill.say(early)
+        await prefill.say(unknown)
+        told = [await prefill.hear() for _ in range(2)]
+    words = [(each["type"], each["generation"]) for each in told]
+    assert words == [("abort", FORETOLD + 7), ("abort", 9)]
+    await computing.is_answered()

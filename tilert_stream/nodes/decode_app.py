@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tilert_stream.service import Service
     from tilert_stream.telemetry.telemetry import Telemetry
     from tilert_transports.control.auth import RequestVerifier
+    from tilert_transports.control.reservation import Granted
 
     from .decode_orders import PromptBody
 
@@ -76,21 +77,12 @@ class DecodeApp(NodeApp[DecodeNode[Any]]):
 
     async def _reserve(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         asked = read(ReserveBody, body)
-        found = () if asked.layout is None else differences(self._layout, asked.layout)
-        if found:
-            raise LayoutRefused(describe(found))
-        wait = asked.wait_s or 0
-        promise = partial(
-            self.node.promise,
-            asked.rid,
-            asked.max_len,
-            needs=asked.needs or (),
-            wait=wait,
-            prompt=None if asked.prompt is None else _identity(asked.prompt),
-            attempt=asked.attempt,
-            generation=asked.generation,
-        )
-        granted = await (unless_left(scope, receive, promise) if wait else promise())
+        try:
+            granted = await self._promise(asked, scope, receive)
+        except BaseException:
+            if asked.generation is not None:
+                self.node.refuse(asked.generation)
+            raise
         answer = {
             "rid": granted.request,
             "incarnation": granted.incarnation,
@@ -105,6 +97,23 @@ class DecodeApp(NodeApp[DecodeNode[Any]]):
             # The router has left without its grant.
             self.node.withdraw(asked.rid)
             raise
+
+    async def _promise(self, asked: ReserveBody, scope: Scope, receive: Receive) -> Granted:
+        found = () if asked.layout is None else differences(self._layout, asked.layout)
+        if found:
+            raise LayoutRefused(describe(found))
+        wait = asked.wait_s or 0
+        promise = partial(
+            self.node.promise,
+            asked.rid,
+            asked.max_len,
+            needs=asked.needs or (),
+            wait=wait,
+            prompt=None if asked.prompt is None else _identity(asked.prompt),
+            attempt=asked.attempt,
+            generation=asked.generation,
+        )
+        return await (unless_left(scope, receive, promise) if wait else promise())
 
     async def _renew(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         asked = read(RenewBody, body)

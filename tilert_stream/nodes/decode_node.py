@@ -68,6 +68,7 @@ class DecodeNode(EngineSide[SequenceT]):
 
     :param reserve: holds a landing region for a request of so many tokens.
     :param view: the bytes of a landing region.
+    :param refuse: turns away whoever comes for a grant that a router has named and did not get.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class DecodeNode(EngineSide[SequenceT]):
         worker: DecodeWorker[SequenceT],
         reserve: Callable[[str, int, PromptIdentity | None, int | None], Landing],
         view: Callable[[LandingRegion], LandedBytes],
+        refuse: Callable[[int], object],
     ) -> None:
         super().__init__(worker, view)
         self._reserve = reserve
+        self.refuse = refuse
         self._promises: dict[int, _Promise] = {}
         self._failed: Recent[tuple[str, int], TilertStreamError] = Recent(REMEMBERED)
         """Why promises ended before their request came; by request and generation."""

@@ -133,6 +133,11 @@ class LandingPort(AsyncContextManagerMixin):
             raise NotReady("the control port is closed: enter the node's lifespan first")
         return self._server.reserve(request, max_tokens, prompt, generation=generation)
 
+    def refuse(self, generation: int) -> None:
+        """Turn away whoever comes for a grant that a router has named and will not be given."""
+        if self._server is not None:
+            self._server.refuse(generation)
+
     def view(self, region: LandingRegion) -> Landed:
         """A landing region's bytes.
 

@@ -64,7 +64,7 @@ def build_decode(config: DecodeConfig, model: Model) -> tuple[DecodeApp, Landing
         device=landing_device(config.landing_memory, config.device, model.layout),
         prepare=engine.landing,
     )
-    node = DecodeNode(worker, port.reserve, port.view)
+    node = DecodeNode(worker, port.reserve, port.view, port.refuse)
     app = DecodeApp(
         node,
         _service(config, node, worker),

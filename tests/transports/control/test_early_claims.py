@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilert_transports.control.early_claims import MOST, PATIENCE
+import pytest
+
+from tilert_transports.control.early_claims import MOST, PATIENCE, REMEMBERED, EarlyClaims
 from tilert_transports.control.grant_id import FORETOLD
 from tilert_transports.control.messages import Abort, Claim, Decline, Grant
 from tilert_transports.control.prompt import PromptIdentity
@@ -102,3 +104,38 @@ def test_a_name_in_use_is_not_given_twice() -> None:
     side = DecodeSide()
     assert side.reservations.reserve("a1", 1000, generation=NAMED).generation == NAMED
     assert side.reservations.reserve("b2", 1000, generation=NAMED).generation == 1
+
+
+@pytest.mark.parametrize("claimed_first", [True, False])
+def test_it_is_refused_at_once_where_its_router_was(claimed_first: bool) -> None:
+    """It holds a KV cache meanwhile, which others wait for room to put theirs."""
+    side = DecodeSide()
+    if claimed_first:
+        side.receiver.receive(0, EARLY)
+        assert side.said() == []
+    side.receiver.refuse_early(NAMED)
+    if not claimed_first:
+        side.receiver.receive(0, EARLY)
+    ((peer, answer),) = side.said()
+    assert (peer, type(answer)) == (0, Abort)
+    assert side.reservations.next_deadline is None
+
+
+def test_it_is_refused_at_once_where_its_reservation_is_over() -> None:
+    """As when the client has left, or its first token was the last."""
+    side = DecodeSide()
+    side.reservations.reserve("a1", 1000, generation=NAMED)
+    side.reservations.release(NAMED, "cancelled")
+    side.receiver.receive(0, EARLY)
+    ((_, answer),) = side.said()
+    assert isinstance(answer, Abort)
+    assert side.reservations.next_deadline is None
+
+
+def test_only_so_many_that_are_over_are_remembered() -> None:
+    early = EarlyClaims()
+    for number in range(REMEMBERED + 1):
+        early.end(NAMED + number)
+    assert early.keep(0, EARLY, 0), "the oldest is forgotten"
+    assert not early.keep(0, replace(EARLY, generation=NAMED + 1), 0)
+    assert not early.keep(0, replace(EARLY, generation=NAMED + REMEMBERED), 0)

@@ -170,6 +170,11 @@ class Receiver:
             else:
                 self._let_in(peer, claim, held)
 
+    def refuse_early(self, generation: int) -> None:
+        """No reservation of that name will come: whoever has come for it, or will, is told."""
+        for peer, claim in self._reservations.early.end(generation):
+            self._refuse_unknown(peer, claim)
+
     def _refuse_unknown(self, peer: int, claim: Claim) -> None:
         self.statistics.stale += 1
         gone = "the grant has expired, was released, or is another's"

@@ -291,6 +291,7 @@ class Reservations:
         return True
 
     def _end(self, held: Reservation, word: Abort) -> None:
+        self.early.end(held.generation)
         if not held.may_be_written:
             self._forget(held)
             return

@@ -96,10 +96,17 @@ class ControlServer:
         *,
         generation: int | None = None,
     ) -> Landing:
-        """Hold a landing region for ``request``; see ``Landings.reserve``."""
+        """Hold a landing region for ``request``; see ``Landings.reserve``.
+
+        :param generation: what the router would have it called; see ``refuse``.
+        """
         landing = self.landings.reserve(request, max_tokens, prompt, generation=generation)
         self.receiver.admit_early(landing.granted.generation)
         return landing
+
+    def refuse(self, generation: int) -> None:
+        """Turn away whoever comes for a grant that a router has named and will not be given."""
+        self.receiver.refuse_early(generation)
 
     async def serve(
         self,
