@@ -153,8 +153,9 @@ async def test_a_slot_that_was_lost_is_asked_for_by_another_name() -> None:
             decode.held.clear()
             await anyio.sleep_forever()
 
-    async def see(_fields: dict[str, Any]) -> None:
-        granted.set()
+    async def see(fields: dict[str, Any]) -> None:
+        if fields["rid"] == "cafe":
+            granted.set()
 
     granted = anyio.Event()
     prefill = ScriptedPrefillNode(before_answer=lose_it)
