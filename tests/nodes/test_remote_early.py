@@ -48,6 +48,7 @@ async def test_prefill_is_told_the_grant_that_the_node_will_give() -> None:
     meeting = Meeting()
     async with routing(meeting.prefill, meeting.decode) as router:
         assert await router.answer(make(3)) == WHOLE
+        await router.everything_is_back()
         assert "generation" not in meeting.decode.calls[0][1], "nothing is known of the node yet"
         meeting.meet()
         assert await router.answer(make(3, "cafe")) == WHOLE
@@ -70,6 +71,7 @@ async def test_a_refused_slot_takes_prefill_back(answer: Answer, error: type[Exc
     meeting = Meeting(answer)
     async with routing(meeting.prefill, meeting.decode) as router:
         assert await router.answer(make(3)) == WHOLE
+        await router.everything_is_back()
         meeting.meet()
         assert isinstance(await router.error_of(make(3, "cafe")), error)
         await router.everything_is_back()
@@ -82,6 +84,7 @@ async def test_another_grant_than_the_foretold_one_has_prefill_asked_again() -> 
     meeting = Meeting()
     async with routing(meeting.prefill, meeting.decode) as router:
         assert await router.answer(make(3)) == WHOLE
+        await router.everything_is_back()
 
         async def granted_otherwise(fields: dict[str, Any]) -> None:
             await meeting.asked.wait()
@@ -103,6 +106,7 @@ async def test_a_reader_that_leaves_while_both_are_asked() -> None:
     meeting = Meeting(Answer(500, b""))
     async with routing(meeting.prefill, meeting.decode) as router:
         assert await router.answer(make(3)) == WHOLE
+        await router.everything_is_back()
         meeting.meet()
         never = anyio.Event()
 
@@ -162,6 +166,7 @@ async def test_a_slot_that_was_lost_is_asked_for_by_another_name() -> None:
     decode = ScriptedDecodeNode(ttl=0.03, token=letters, hooks={"/pd/renew": see})
     async with routing(prefill, decode) as router:
         assert await router.answer(make(3)) == WHOLE
+        await router.everything_is_back()
         assert await router.answer(make(3, "cafe")) == WHOLE
         first, second = (
             fields
@@ -234,6 +239,7 @@ async def test_a_request_that_has_to_stand_in_line_takes_prefill_back() -> None:
     decode = ScriptedDecodeNode(token=letters, hooks={"/pd/reserve": refuse_once})
     async with routing(held.node, decode, queue_timeout=30) as router:
         assert await router.answer(make(3)) == WHOLE
+        await router.everything_is_back()
         assert await router.answer(make(3, "cafe")) == WHOLE
         assert in_line == [1]
         assert len(held.calls) == 2
