@@ -43,6 +43,7 @@ __all__ = (
     "CapableEngine",
     "DecodeEngine",
     "DecodeNode",
+    "EarlyStep",
     "GrammarEngine",
     "PrefillEngine",
     "PrefillNode",
@@ -74,6 +75,22 @@ class Step(Protocol[In_contra, Out_co]):
 
     async def call(self, item: In_contra, scope: RequestScope, /) -> Out_co | Finished:
         """Turn ``item`` into the next message, or end the request here with ``Finished``."""
+        ...
+
+
+class EarlyStep(Protocol[In_contra]):
+    """What the first step of a pipeline may be besides: one that begins before it is awaited.
+
+    Until a request's task takes its first step, its stages are made and the loop turns once; what
+    leaves before that, such as a call to another node, works meanwhile.
+    """
+
+    def start_early(self, item: In_contra, scope: RequestScope, /) -> None:
+        """Begin what can be begun at once, for ``call`` to go on with. Sync.
+
+        What it begins is left in ``scope.begun`` and held by the lease. It refuses nothing: that
+        is ``call``'s to do.
+        """
         ...
 
 

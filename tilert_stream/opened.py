@@ -44,9 +44,10 @@ class Opened(Generic[Out]):
 
         :raises ~tilert_stream.errors.StageError: a factory of the pipeline raised.
         """
-        stream = self._stream = self._make()
-        self._streams.add(stream)
+        stream = self._make()
         stream.start(self._tasks)
+        self._stream = stream
+        self._streams.add(stream)
         return stream
 
     async def __aexit__(

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from anyio import create_task_group, get_cancelled_exc_class
 
-from .errors import PipelineError, TilertStreamError
-from .events import Finished
+from .errors import PipelineError
 from .lease import Lease, Ledger
-from .lifecycle import Lifecycle, State
+from .lifecycle import Lifecycle
 from .link import Kind, Link, make_link
 from .mailbox import Mailbox
 from .rendering import render
@@ -144,9 +143,7 @@ class Pipeline(Generic[Out_co]):
     ) -> Stream[Out_co]:
         """The answer to ``request``, not yet started; whoever starts it must close it.
 
-        :raises ~tilert_stream.errors.PipelineError: the pipeline has no source, or a factory made
-            something that is no stage.
-        :raises ~tilert_stream.errors.StageError: a factory raised.
+        :raises ~tilert_stream.errors.PipelineError: the pipeline has no source.
         """
         if not any(link.kind is Kind.SOURCE for link in self._links):
             raise PipelineError(
@@ -161,16 +158,7 @@ class Pipeline(Generic[Out_co]):
             trace=trace,
             record=record,
         )
-        try:
-            return Stream(
-                self._links, scope, coalesce=coalesce, watchdog=watchdog, observer=observer
-            )
-        except BaseException as error:
-            scope.lease.release("error")
-            if observer is not None and isinstance(error, TilertStreamError):
-                scope.lifecycle.end(State.FAILED)
-                observer.ended(scope, Finished.failed(error))
-            raise
+        return Stream(self._links, scope, coalesce=coalesce, watchdog=watchdog, observer=observer)
 
     @asynccontextmanager
     async def open(
@@ -199,8 +187,8 @@ class Pipeline(Generic[Out_co]):
         )
         failure: BaseException | None = None
         async with create_task_group() as tasks:
-            stream.start(tasks)
             try:
+                stream.start(tasks)
                 yield stream
             except get_cancelled_exc_class():
                 raise

@@ -31,6 +31,8 @@ class RequestScope:
     trace: Trace | None = None
     record: RequestRecord | None = None
     """What is noted for whoever looks on; None where nobody does."""
+    begun: object | None = None
+    """What the first step has begun before the request has a task (``abc.EarlyStep``)."""
     usage: PromptUsage = field(init=False)
     """The prompt's tokens: counted here, until prefill reports its own count."""
 

@@ -210,8 +210,8 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         # its own, and closing the stream is synchronous.
         tasks = self._alive()
         stream = self._make(self.pipeline, request, None)
-        self._streams.add(stream)
         stream.start(tasks)
+        self._streams.add(stream)
         try:
             async for items in stream:
                 for item in items:

@@ -17,10 +17,10 @@ from anyio import CancelScope, Event
 from anyio.lowlevel import checkpoint
 
 from .channels import StageRunner, interrupted
-from .errors import Cancelled
+from .errors import Cancelled, TilertStreamError
 from .events import Finished
 from .forwarding import Forwarding
-from .fusion import fuse, stage_error
+from .fusion import Chain, fuse, stage_error
 from .lifecycle import State
 from .link import Kind
 from .trace import Span, mark
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from .abc import Source, Step
-    from .errors import TilertStreamError
-    from .fusion import Chain
     from .link import Link
     from .scope import RequestScope
     from .telemetry.observer import Observer
@@ -58,6 +56,7 @@ class Stream(Generic[Out]):
         "_cancel_scope",
         "_closed",
         "_coalesce",
+        "_downstream",
         "_head",
         "_observer",
         "_produced",
@@ -91,20 +90,47 @@ class Stream(Generic[Out]):
         self._tally = None if scope.record is None else scope.record.tokens
         self._cancel_scope = CancelScope()
         self._upstream = [link for link in links if link.kind in (Kind.STEP, Kind.SOURCE)]
-        head, segments = fuse(links[len(self._upstream) :], scope)
-        self._head = cast("Chain[object, Out]", head)
+        self._downstream = links[len(self._upstream) :]
+        self._head: Chain[object, Out] = Chain()
         self._stages: StageRunner[Out] | None = None
-        if segments:
-            self._stages = StageRunner(scope.mailbox, head, segments, self._tally)
 
     def start(self, task_group: TaskGroup) -> None:
-        """Let the request begin, in a task of ``task_group``. It never raises there."""
+        """Let the request begin, in a task of ``task_group``. It never raises there.
+
+        :raises ~tilert_stream.errors.PipelineError: a factory made something that is no stage.
+        :raises ~tilert_stream.errors.StageError: a factory raised.
+        """
         mark(self.scope.trace, self.scope.request.id, "request", "started")
+        try:
+            self._begin()
+        except BaseException as error:
+            self._abandon(error)
+            raise
         if self._watchdog is not None:
             self._watchdog.add(self)
         if self._observer is not None:
             self._observer.began(self.scope)
         task_group.start_soon(self._run, name=f"request {self.scope.request.id}")
+
+    def _begin(self) -> None:
+        """What other nodes are to do is asked of them first: they work while stages are made."""
+        scope = self.scope
+        # Asked by name: a check of the protocol costs more than the call.
+        start_early = getattr(self._upstream[0].target, "start_early", None)
+        if start_early is not None:
+            start_early(scope.request, scope)
+        head, segments = fuse(self._downstream, scope)
+        self._head = cast("Chain[object, Out]", head)
+        if segments:
+            self._stages = StageRunner(scope.mailbox, head, segments, self._tally)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Give back what a request holds that could not begin."""
+        self._closed = True
+        self.scope.lease.release("error")
+        if self._observer is not None and isinstance(error, TilertStreamError):
+            self.scope.lifecycle.end(State.FAILED)
+            self._observer.ended(self.scope, Finished.failed(error))
 
     async def _run(self) -> None:
         try:

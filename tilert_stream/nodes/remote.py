@@ -72,6 +72,20 @@ class RemoteDecode:
         self._prefill = prefill
         self.where = pool.where
 
+    def start_early(self, request: GenerateRequest, scope: RequestScope) -> None:
+        """Ask for a slot and for prefill now, where a node's grant can be foretold. Sync."""
+        reservation = Reservation(request, self._pool, self._janitor, self._keeper, self._queue)
+        scope.lease.hold("reservation", reservation.release)
+        scope.begun = reservation
+        if self._layouts is not None:
+            reservation.layout = self._layouts.common
+        if self._prefill is not None and request.prompt_ids and request.limits.max_tokens > 0:
+            foretold = reservation.foretell()
+            if foretold is not None:
+                # Prefill first: it takes longer, and the node waits for it in any case.
+                reservation.early = self._prefill.begin(request, reservation.node, foretold)
+                reservation.begin()
+
     async def reserve(self, request: GenerateRequest, scope: RequestScope) -> Reserved:
         """Have some node hold a slot.
 
@@ -88,16 +102,9 @@ class RemoteDecode:
                 f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
                 param="max_tokens",
             )
-        reservation = Reservation(request, self._pool, self._janitor, self._keeper, self._queue)
-        scope.lease.hold("reservation", reservation.release)
-        if self._layouts is not None:
-            reservation.layout = self._layouts.common
-        if self._prefill is not None:
-            foretold = reservation.foretell()
-            if foretold is not None:
-                # Prefill first: it takes longer, and the node waits for it in any case.
-                reservation.early = self._prefill.begin(request, reservation.node, foretold)
-                reservation.begin()
+        if scope.begun is None:
+            self.start_early(request, scope)
+        reservation = cast("Reservation", scope.begun)
         if self._layouts is not None:
             await self._claim(reservation, self._layouts)
         else:

@@ -26,6 +26,12 @@ class Reserve:
         self._node = node
         self.where = where_of(node)
         """The process that does the work, in print."""
+        self._start_early = getattr(node, "start_early", None)
+
+    def start_early(self, item: GenerateRequest, scope: RequestScope) -> None:
+        """Let the node begin, if it can before it is awaited. Sync."""
+        if self._start_early is not None:
+            self._start_early(item, scope)
 
     async def call(self, item: GenerateRequest, scope: RequestScope) -> Reserved | Finished:
         """Wait in line for a slot.
