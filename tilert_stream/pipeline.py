@@ -53,10 +53,12 @@ Next = TypeVar("Next")
 class Pipeline(Generic[Out_co]):
     """From ``GenerateRequest`` to ``Out``."""
 
-    __slots__ = ("_links",)
+    __slots__ = ("_fitting", "_links")
 
     def __init__(self: Pipeline[GenerateRequest]) -> None:
         self._links: tuple[Link, ...] = ()
+        self._fitting = set[tuple[str, Kind, str]]()
+        """What has been found to fit behind it: an encoder is linked there for each request."""
 
     # Factories first: pyright takes no class for a factory once it has tried it as an object.
     @overload
@@ -90,8 +92,13 @@ class Pipeline(Generic[Out_co]):
             registered name, or its class's in snake case.
         :raises ~tilert_stream.errors.PipelineError: it cannot stand here.
         """
-        # What is there has been checked: an encoder is linked behind it for every request.
-        return self._with((*self._links, make_link(stage, name)), checked=len(self._links))
+        link = make_link(stage, name)
+        links = (*self._links, link)
+        shape = link.name, link.kind, link.takes
+        if shape not in self._fitting:
+            _check(links, checked=len(self._links))
+            self._fitting.add(shape)
+        return self._made_of(links)
 
     def insert(
         self, stage: object, *, where: Literal["after", "before", "replace"], anchor: str
@@ -110,17 +117,12 @@ class Pipeline(Generic[Out_co]):
             "before": (index, index),
             "replace": (index, index + 1),
         }[where]
-        return self._with((*self._links[:start], make_link(stage), *self._links[stop:]))
+        links = (*self._links[:start], make_link(stage), *self._links[stop:])
+        _check(links)
+        return self._made_of(links)
 
-    def _with(self, links: tuple[Link, ...], *, checked: int = 0) -> Pipeline[Any]:
-        """One of ``links``, of which the first ``checked`` are known to fit."""
-        _check_order(links[max(checked - 1, 0) :])
-        _check_names(links)
-        if not checked and _RANK[links[0].kind] == 2:
-            raise PipelineError(
-                f"{links[0].name} (a {links[0].kind.value}) cannot come first:"
-                " something must fill the mailbox"
-            )
+    @staticmethod
+    def _made_of(links: tuple[Link, ...]) -> Pipeline[Any]:
         made: Pipeline[Any] = cast("Pipeline[Any]", Pipeline())
         made._links = links
         return made
@@ -214,6 +216,17 @@ _MESSAGES = frozenset(
 """Types of which it is certain that one cannot stand for another; stages may annotate others."""
 
 _RANK = {Kind.STEP: 0, Kind.SOURCE: 1, Kind.TRANSFORM: 2, Kind.STAGE: 2}
+
+
+def _check(links: tuple[Link, ...], *, checked: int = 0) -> None:
+    """Refuse ``links``, of which the first ``checked`` are known to fit, if they do not."""
+    _check_order(links[max(checked - 1, 0) :])
+    _check_names(links)
+    if not checked and _RANK[links[0].kind] == 2:
+        raise PipelineError(
+            f"{links[0].name} (a {links[0].kind.value}) cannot come first:"
+            " something must fill the mailbox"
+        )
 
 
 def _check_order(links: tuple[Link, ...]) -> None:

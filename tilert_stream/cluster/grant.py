@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from secrets import randbelow
+from os import urandom
 from typing import TYPE_CHECKING, Final
 
 from .prompt_digest import prompt_digest
@@ -41,7 +41,8 @@ class Grant:
 
 def foretold_grant(request: str, incarnation: str) -> Grant:
     """A grant by the name that the router gives it, before the node has granted anything."""
-    return Grant(request, incarnation, FORETOLD + randbelow(2**53 - FORETOLD), 0, math.inf)
+    generation = FORETOLD + int.from_bytes(urandom(7)) % (2**53 - FORETOLD)
+    return Grant(request, incarnation, generation, 0, math.inf)
 
 
 def grant_asked(

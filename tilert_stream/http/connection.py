@@ -30,11 +30,11 @@ from .exchange import Exchange
 from .head_reader import HeadReader
 from .refusal import refusal
 from .scope import NAME_REQUEST, ON_DISCONNECT, SEND_NOW, check_head, http_scope
+from .socket_input import make_input
 from .sockets import (
     SocketWriter,
     close,
     end_output,
-    receive_some,
     reset,
     wait_delivered,
 )
@@ -68,6 +68,7 @@ class Connection:
         "_app",
         "_client",
         "_heads",
+        "_input",
         "_ledger",
         "_name",
         "_resets",
@@ -98,7 +99,8 @@ class Connection:
         self._state = state
         self._name = f"{client[0]}:{client[1]}" if client else "unix"
         self._writer = SocketWriter(sock, settings.write_stall_timeout)
-        self._heads = HeadReader(sock, settings, lambda: ledger.draining)
+        self._input = make_input(sock)
+        self._heads = HeadReader(self._input, settings, lambda: ledger.draining)
         self._resets = False
         self._silence = anyio.CancelScope()
         ledger.enter(self)
@@ -119,6 +121,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket now, whatever is going on. Idempotent."""
+        self._input.close()
         if self._resets:
             reset(self._sock)
         else:
@@ -192,6 +195,7 @@ class Connection:
             self._heads.conn,
             request,
             self._sock,
+            self._input,
             self._writer,
             self._settings,
             record,
@@ -296,7 +300,7 @@ class Connection:
         unread = LINGER_BYTES
         with suppress(ClientGone), anyio.move_on_after(self._settings.linger_timeout):
             while unread > 0:
-                data = await receive_some(self._sock)
+                data = await self._input.receive()
                 if not data:
                     return
                 unread -= len(data)

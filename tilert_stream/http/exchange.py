@@ -22,7 +22,6 @@ from ..errors import BodyTooLarge, TilertStreamError
 from .answer import Answer
 from .errors import ClientGone, RequestTimeout
 from .refusal import refusal_for
-from .sockets import call_when_readable, receive_ready, receive_some
 
 if TYPE_CHECKING:
     import socket
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from .access_log import AccessRecord
     from .settings import ServerSettings
+    from .socket_input import SocketInput
     from .sockets import SocketWriter
 
 __all__ = ("Exchange",)
@@ -56,11 +56,11 @@ class Exchange:
         "_changed",
         "_conn",
         "_consumed",
+        "_input",
         "_on_gone",
         "_pipelined",
         "_reading",
         "_settings",
-        "_sock",
         "answer",
         "input_ended",
         "refused",
@@ -71,6 +71,7 @@ class Exchange:
         conn: h11.Connection,
         request: h11.Request,
         sock: socket.socket,
+        socket_input: SocketInput,
         writer: SocketWriter,
         settings: ServerSettings,
         record: AccessRecord,
@@ -79,7 +80,7 @@ class Exchange:
         input_ended: bool,
     ) -> None:
         self._conn = conn
-        self._sock = sock
+        self._input = socket_input
         self._settings = settings
         self._body = bytearray()
         self._body_seen = 0
@@ -146,7 +147,7 @@ class Exchange:
         """
         with suppress(ClientGone):
             while not self._body_complete and len(self._body) < BODY_HIGH_WATER:
-                data = receive_ready(self._sock)
+                data = self._input.ready()
                 if not data:
                     return
                 self._take(data)
@@ -175,13 +176,13 @@ class Exchange:
             return _nothing
         if not self._body_complete:
             return None
-        return call_when_readable(self._sock, self._look)
+        return self._input.forget if self._input.call(self._look) else None
 
     def _look(self) -> bool:
         """Take what is there; whether more of it matters."""
         try:
             while not (self.input_ended or (self.answer.complete and self._pipelined)):
-                data = receive_ready(self._sock)
+                data = self._input.ready()
                 if data is None:
                     return True
                 self._take(data)
@@ -191,13 +192,13 @@ class Exchange:
 
     async def _read(self) -> bytes:
         if self._body_complete:
-            return await receive_some(self._sock)
+            return await self._input.receive()
         # A client that waits for "100 Continue" owes nothing until the app asks for its body.
         waits = self._conn.they_are_waiting_for_100_continue
         with anyio.CancelScope() as self._reading:
             if not waits:
                 self._limit_reading()
-            return await receive_some(self._sock)
+            return await self._input.receive()
         raise RequestTimeout(
             f"No byte of the body came for {self._settings.body_timeout} s; send it without pauses."
         )

@@ -14,13 +14,12 @@ import h11
 
 from .errors import ClientGone, RequestTimeout
 from .refusal import refusal_for
-from .sockets import receive_ready, receive_some
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from .settings import ServerSettings
+    from .socket_input import SocketInput
 
 __all__ = ("HeadReader",)
 
@@ -40,16 +39,16 @@ class HeadReader:
         "_draining",
         "_half_line",
         "_idle",
+        "_input",
         "_settings",
-        "_sock",
         "conn",
         "input_ended",
     )
 
     def __init__(
-        self, sock: socket.socket, settings: ServerSettings, draining: Callable[[], bool]
+        self, socket_input: SocketInput, settings: ServerSettings, draining: Callable[[], bool]
     ) -> None:
-        self._sock = sock
+        self._input = socket_input
         self._settings = settings
         self._draining = draining
         self.conn = self._parser()
@@ -80,7 +79,7 @@ class HeadReader:
             return head
         with anyio.move_on_after(self._settings.header_timeout):
             while head is None and not ended:
-                data = await receive_some(self._sock)
+                data = await self._input.receive()
                 self.input_ended = not data
                 self.conn.receive_data(data)
                 head, ended = self._take()
@@ -138,7 +137,7 @@ class HeadReader:
         if self._at_once < AT_ONCE_MAX and not self._draining():
             # A client that has its answer may ask again before all that was behind it is done.
             self._at_once += 1
-            data = receive_ready(self._sock)
+            data = self._input.ready()
             if data is not None:
                 self.input_ended = not data
                 if self.input_ended or self._feed(data):
@@ -147,14 +146,14 @@ class HeadReader:
         with anyio.CancelScope() as self._idle:
             _limit(self._idle, self._settings.idle_timeout)
             while not self._draining():
-                data = await receive_some(self._sock)
+                data = await self._input.receive()
                 self.input_ended = not data
                 if self.input_ended or self._feed(data):
                     self._idle = None
                     return not self.input_ended
         self._idle = None
         # The drain closes idle connections; a request that has just come would get a reset.
-        ready = receive_ready(self._sock) if self._draining() else None
+        ready = self._input.ready() if self._draining() else None
         return ready is not None and self._feed(ready)
 
     def _feed(self, data: bytes) -> bool:

@@ -6,7 +6,6 @@ cancel scope and a stall timer paid for. A read waits first: between requests no
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import socket
 import ssl
@@ -14,8 +13,6 @@ import struct
 import sys
 import termios
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -23,16 +20,11 @@ import anyio.lowlevel
 from .errors import ClientGone, WriteStalled
 from .tls import say_goodbye
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 __all__ = (
     "SocketWriter",
-    "call_when_readable",
     "close",
     "end_output",
     "receive_ready",
-    "receive_some",
     "reset",
     "wait_delivered",
 )
@@ -156,39 +148,6 @@ def receive_ready(sock: socket.socket) -> bytes | None:
         return b""
     except OSError as error:
         raise ClientGone(f"reading failed: {error}") from error
-
-
-def call_when_readable(
-    sock: socket.socket, callback: Callable[[], bool]
-) -> Callable[[], object] | None:
-    """Have the event loop call ``callback`` whenever something can be read, until it says False.
-
-    Returns what ends it sooner; idempotent. None: this event loop calls nobody (trio).
-    """
-    loop = anyio.lowlevel.current_token().native_token
-    if not isinstance(loop, asyncio.AbstractEventLoop):
-        return None
-    # Not the socket: it may be closed by the time.
-    number = sock.fileno()
-
-    def call() -> None:
-        if not callback():
-            loop.remove_reader(number)
-
-    loop.add_reader(number, call)
-    return partial(loop.remove_reader, number)
-
-
-async def receive_some(sock: socket.socket) -> bytes:
-    """Wait for bytes; empty at the end of the input.
-
-    :raises ClientGone: the connection was reset.
-    """
-    while True:
-        await anyio.wait_readable(sock)
-        data = receive_ready(sock)
-        if data is not None:
-            return data
 
 
 def end_output(sock: socket.socket) -> None:

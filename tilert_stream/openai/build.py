@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from math import isfinite
 from os import urandom
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -94,6 +93,7 @@ def build(
     grammar: str | None = None,
     echo: str = "",
     echo_logprobs: bool = False,
+    include_reasoning: bool = True,
 ) -> Parsed:
     """Check what no single field can tell, and fill in the defaults.
 
@@ -103,6 +103,7 @@ def build(
     :param grammar: what the answer must match.
     :param echo: what stands before the answer.
     :param echo_logprobs: ``logprobs`` are told of the prompt, too.
+    :param include_reasoning: the answer has its reasoning.
     :raises ~tilert_stream.errors.ContextLengthExceeded: prompt and answer do not fit.
     :raises ~tilert_stream.errors.InvalidRequest: fields contradict each other.
     """
@@ -116,8 +117,12 @@ def build(
         id=urandom(16).hex(),
         prompt_ids=prompt_ids,
         limits=_limits(wire, card, max_tokens, budget.param),
-        sampling=replace(
-            _sampling(wire, card, prompt_ids, logprobs, grammar),
+        sampling=_sampling(
+            wire,
+            card,
+            prompt_ids,
+            grammar,
+            logprobs=logprobs,
             prompt_logprobs=_prompt_logprobs(wire, logprobs if echo_logprobs else None),
         ),
         stop=_stop(wire),
@@ -127,20 +132,24 @@ def build(
     )
     if grammar is not None:
         _check_end(wire)
-    envelope = _envelope(wire, request.id, kind, model)
-    return Parsed(
-        request,
-        replace(
-            envelope,
-            choices=wire.n or 1,
-            logprobs=logprobs is not None,
-            prompt_logprobs=wire.prompt_logprobs,
-            echo_logprobs=echo_logprobs and logprobs is not None,
-            token_ids=bool(wire.return_token_ids),
-            tokens_as_ids=bool(wire.return_tokens_as_token_ids),
-            echo=echo,
-        ),
+    include_usage, continuous_usage = _usage(wire)
+    envelope = Envelope(
+        request.id,
+        kind,
+        model,
+        stream=bool(wire.stream),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        include_reasoning=include_reasoning,
+        choices=wire.n or 1,
+        logprobs=logprobs is not None,
+        prompt_logprobs=wire.prompt_logprobs,
+        echo_logprobs=echo_logprobs and logprobs is not None,
+        token_ids=bool(wire.return_token_ids),
+        tokens_as_ids=bool(wire.return_tokens_as_token_ids),
+        echo=echo,
     )
+    return Parsed(request, envelope)
 
 
 def _max_tokens(prompt: int, context: int, prompt_param: str, budget: Budget) -> int:
@@ -204,8 +213,10 @@ def _sampling(
     wire: CommonRequest,
     card: ModelCard,
     prompt_ids: tuple[int, ...],
-    logprobs: int | None,
     grammar: str | None,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> Sampling:
     default = card.default_sampling
     repetition = default.repetition_penalty
@@ -226,6 +237,7 @@ def _sampling(
         prompt_tokens=frozenset(prompt_ids) if repetition != 1 else frozenset(),
         logit_bias=_logit_bias(wire.logit_bias, card.vocab_size) if wire.logit_bias else (),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         grammar=grammar,
         grammar_param="response_format"
         if grammar is None
@@ -266,21 +278,15 @@ def _stop(wire: CommonRequest) -> tuple[str, ...]:
     return tuple(wire.stop or ())
 
 
-def _envelope(wire: CommonRequest, request_id: str, kind: Endpoint, model: str) -> Envelope:
+def _usage(wire: CommonRequest) -> tuple[bool, bool]:
+    """Whether the answer's end tells its usage, and whether each chunk does."""
     options = wire.stream_options
     if options is None:
-        return Envelope(request_id, kind, model, stream=bool(wire.stream))
+        return False, False
     if not wire.stream and options.model_fields_set:
         raise InvalidRequest(
             "stream_options is given without stream; send stream: true, or leave it out",
             param="stream_options",
         )
     include_usage = bool(options.include_usage)
-    return Envelope(
-        request_id,
-        kind,
-        model,
-        stream=bool(wire.stream),
-        include_usage=include_usage,
-        continuous_usage=include_usage and bool(options.continuous_usage_stats),
-    )
+    return include_usage, include_usage and bool(options.continuous_usage_stats)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
@@ -10,7 +9,7 @@ from pydantic import Field
 from ..errors import InvalidRequest
 from ..events import OutputFormat
 from .body import parse_object
-from .build import Budget, Parsed, build, check_model
+from .build import Budget, build, check_model
 from .describe import describe
 from .fields import LOGPROBS_MAX, CommonRequest
 from .grammar import answer_grammar
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..model.card import ModelCard
+    from .build import Parsed
 
 __all__ = ("ChatRequest", "chat_prompt", "parse_chat", "read_chat")
 
@@ -86,7 +86,7 @@ def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
         grammar = forced.grammar
     # The template writes the model's own tokens, the beginning of the text included.
     add_special_tokens = wire.add_special_tokens is True
-    request, envelope = build(
+    return build(
         wire,
         card,
         kind="chat",
@@ -103,10 +103,8 @@ def read_chat(raw: Mapping[str, object], card: ModelCard) -> Parsed:
         logprobs=_logprobs(wire),
         grammar=grammar,
         echo=_echo(wire),
+        include_reasoning=wire.include_reasoning is not False,
     )
-    if wire.include_reasoning is False:
-        envelope = replace(envelope, include_reasoning=False)
-    return Parsed(request, envelope)
 
 
 def _may_call(wire: ChatRequest) -> bool:

@@ -245,6 +245,9 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so
 
 
 def _run(role: Role, arguments: dict[str, object]) -> int:
+    # Prompts are tokenized one at a time: handing each to a pool of threads, as the library does
+    # otherwise, costs more than a short one takes.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         settings = load_settings(role.config, arguments, os.environ)
         for warning in settings.warnings:
