@@ -132,35 +132,40 @@ class StreamResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and send its answer, until the client leaves."""
-        try:
-            await while_there(
-                scope, receive, lambda listener: self._answer(scope, receive, send, listener)
-            )
-        except Exception:
-            if self._started:
-                scope[ANSWER_BEGUN] = True
-            raise
-
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, listener: DisconnectListener
-    ) -> None:
+        outcome: Finished | None = None
         opened = False
         try:
+            # Begun before anybody listens for the client's leaving: that costs time, too.
             async with self._opened as stream:
                 opened = True
-                outcome = await self._write(
-                    stream, self._wakes(stream, scope, send), send, listener
-                )
-                _log(stream, answered=outcome is None)
+                outcome = await self._answer(stream, scope, receive, send)
         except TilertStreamError as error:
             if opened:
                 # Whoever answers such an error must not do it into an answer that has begun.
                 raise RuntimeError(f"the answer had begun: {error}") from error
             # A stage's factory failed: nothing has been sent, so it is an answer like others.
             outcome = Finished.failed(error)
+        finally:
+            if self._started:
+                scope[ANSWER_BEGUN] = True
         if outcome is not None and outcome.error is not None:
-            listener.over = True
             await self._refuse(outcome.error, self._headers)(scope, receive, send)
+
+    async def _answer(
+        self, stream: Stream[bytes], scope: Scope, receive: Receive, send: Send
+    ) -> Finished | None:
+        """Write until the end, or until the client leaves; as ``_write``."""
+        outcome: Finished | None = None
+
+        async def write(listener: DisconnectListener) -> None:
+            nonlocal outcome
+            wakes = self._wakes(stream, scope, send)
+            outcome = await self._write(stream, wakes, send, listener)
+            listener.over = True
+            _log(stream, answered=outcome is None)
+
+        await while_there(scope, receive, write)
+        return outcome
 
     def _wakes(self, stream: Stream[bytes], scope: Scope, send: Send) -> AsyncIterator[list[bytes]]:
         # Without heartbeats no timer is paid for, neither once a request nor once a wake.
