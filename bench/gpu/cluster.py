@@ -19,6 +19,7 @@ import anyio.to_thread
 
 from tilert_stream.config import DecodeConfig
 from tilert_stream.http import Server, ServerSettings
+from tilert_stream.serve.collection import collect_between_requests
 from tilert_stream.serve.decode import build_decode
 from tilert_transports.registry import load
 
@@ -125,8 +126,7 @@ async def running(
             number = address.split(":")[1].split("/")[0].split()[0]
             client = _start(processes, *CLIENT)
             # As the roles do once they listen: looking through a whole engine takes 100 ms.
-            gc.collect()
-            gc.freeze()
+            collect_between_requests(app.service.observers)
             yield Cluster(client, prefill, engine, int(number), int(url.rsplit(":", 1)[1]))
             gc.unfreeze()
             server.drain()

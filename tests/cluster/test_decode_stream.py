@@ -343,3 +343,35 @@ def read_lines(parts: list[bytes]) -> tuple[list[object], bool]:
         # Which of the lines before it have been given depends on the reads.
         return [str(error)], reader.ended
     return read, reader.ended
+
+
+@pytest.mark.parametrize(
+    ("behind", "node_ended"),
+    [
+        (b"", False),
+        (DONE, True),
+        (DONE[:-9], False),
+        (line(error="late"), True),
+        (b"no json\n", False),
+        (line(t=[8]) + line(done=True, n=99, finish_reason="length"), True),
+    ],
+)
+def test_the_budgets_end_waits_for_nothing_that_comes_with_it(
+    behind: bytes, node_ended: bool
+) -> None:
+    stream = DecodeStream(Limits(4), FIRST, label="the decode node")
+    assert stream.feed(line(t=[FIRST])) == []
+    assert stream.feed(line(t=[5])) == [TokenBatch((5,))]
+    assert stream.feed(line(t=[6, 7]) + behind) == [TokenBatch((6, 7)), Finished("length")]
+    assert stream.node_ended is node_ended
+    assert stream.finished == Finished("length")
+
+
+def test_an_end_of_the_node_in_pieces_behind_the_budgets() -> None:
+    stream = DecodeStream(Limits(4), FIRST, label="the decode node")
+    stream.feed(line(t=[FIRST]))
+    stream.feed(line(t=[5, 6, 7]) + DONE[:7])
+    assert stream.finished == Finished("length")
+    assert not stream.node_ended
+    assert stream.feed(DONE[7:20]) == stream.feed(DONE[20:]) == []
+    assert stream.node_ended

@@ -4,7 +4,7 @@ Rules:
 
 1. The first token is the one that prefill has made: it has left already, and is only compared.
 2. The router ends the request by itself where its limits do (``Limits.cut``), whatever the node
-   goes on to say.
+   goes on to say. That is read when the client has its end: the last token does not wait for it.
 3. A failure is never a finish reason: a stream that ends without ``done``, or whose ``done`` does
    not count what has come, is an error.
 4. What one read has brought becomes one batch, and the end travels with it.
@@ -60,9 +60,10 @@ class DecodeStream:
         "_label",
         "_limits",
         "_lines",
+        "_node_ended",
         "_seen",
+        "_unread",
         "finished",
-        "node_ended",
     )
 
     def __init__(self, limits: Limits, first_token: int, *, label: str) -> None:
@@ -74,22 +75,40 @@ class DecodeStream:
         self._emitted = 1
         self.finished: Finished | None = None
         """How the request ended; what is fed after that is thrown away."""
-        self.node_ended = False
+        self._node_ended = False
+        self._unread = b""
+        """What has come behind the end."""
+
+    @property
+    def node_ended(self) -> bool:
         """The node has said that it is done with the request, or has given it up."""
+        if self._unread:
+            data, self._unread = self._unread, b""
+            self._read(data, _News())
+        return self._node_ended
 
     def feed(self, data: bytes) -> list[DecodeItem]:
         """The tokens that ``data`` brings, as one batch, and the end if it is among them."""
-        if self._seen and self.finished is None:
+        if self.finished is not None:
+            self._unread += data
+            return []
+        if self._seen:
             ids, end = self._lines.feed_ids(data)
-            if end and end == len(data):
-                # Nothing but ids, as nearly every read.
+            count, finished = self._limits.cut(ids, self._emitted)
+            if end and (end == len(data) or finished is not None):
+                # Nothing but ids, as nearly every read, or nothing else that matters to the client.
                 self._seen += len(ids)
-                return self._emit_ids(ids)
+                self._unread = data[end:]
+                return self._emit_ids(ids, count, finished)
         news = _News()
+        self._read(data, news)
+        return self._emit(news)
+
+    def _read(self, data: bytes, news: _News) -> None:
         try:
             for line in self._lines.feed(data):
                 if not isinstance(line, DecodeTokens):
-                    self.node_ended = True
+                    self._node_ended = True
                     news.end = self._end(line)
                     if isinstance(line, DecodeDone):
                         news.stop_logprob = line.stop_logprob
@@ -100,7 +119,6 @@ class DecodeStream:
             news.end = Finished.failed(
                 UpstreamInvalid(f"the stream of {self._label} cannot be read: {error}")
             )
-        return [] if self.finished is not None else self._emit(news)
 
     def _take(self, line: DecodeTokens, news: _News) -> None:
         ids, logprobs = line.ids, line.logprobs
@@ -129,14 +147,16 @@ class DecodeStream:
             return Finished("length")
         return Finished("stop", line.stop_token_id)
 
-    def _emit_ids(self, ids: tuple[int, ...]) -> list[DecodeItem]:
-        count, self.finished = self._limits.cut(ids, self._emitted)
+    def _emit_ids(
+        self, ids: tuple[int, ...], count: int, finished: Finished | None
+    ) -> list[DecodeItem]:
         self._emitted += count
-        if self.finished is None:
+        self.finished = finished
+        if finished is None:
             return [TokenBatch(ids)]
-        stopped = self.finished.reason == "stop"
+        stopped = finished.reason == "stop"
         batch = TokenBatch(ids[:count], ends_with_stop=stopped)
-        return [batch, self.finished] if count else [self.finished]
+        return [batch, finished] if count else [finished]
 
     def _emit(self, news: _News) -> list[DecodeItem]:
         ids, end = news.ids, news.end

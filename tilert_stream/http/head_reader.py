@@ -161,7 +161,8 @@ class HeadReader:
 
         Empty lines in front are dropped: broken clients end a body with one (RFC 9112, 2.2).
         """
-        data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
+        if self._half_line or data[:1] == b"\r":
+            data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
         self._half_line = data if data == b"\r" else b""
         if self._half_line or not data:
             return False

@@ -12,16 +12,17 @@ from ..events import GenerateRequest, Limits, Sampling
 from .describe import describe
 from .envelope import Envelope
 from .grammar import grammar_param
+from .ids import check_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ..events import OutputFormat
     from ..model.card import ModelCard
     from .envelope import Endpoint
     from .fields import CommonRequest
 
-__all__ = ("Budget", "Parsed", "build", "check_ids", "check_model")
+__all__ = ("Budget", "Parsed", "build", "check_model")
 
 TEMPERATURE_MIN: Final = 0.01
 """As vLLM: dividing logits by less overflows."""
@@ -62,22 +63,6 @@ def check_model(model: str | None, card: ModelCard) -> str:
             f"the model {describe(model)} does not exist; served here: {served}", param="model"
         )
     return model
-
-
-def check_ids(ids: Sequence[int], param: str, vocab_size: int) -> None:
-    """Refuse token ids that the model does not have.
-
-    :raises ~tilert_stream.errors.InvalidRequest: naming the first.
-    """
-    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
-        return
-    for index, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise InvalidRequest(
-                f"{param}[{index}] is {token}; a token id must be at least 0 and below the"
-                f" vocabulary's size, {vocab_size}",
-                param=f"{param}[{index}]",
-            )
 
 
 def build(

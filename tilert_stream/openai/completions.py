@@ -9,10 +9,11 @@ from pydantic import Discriminator, Field, Tag
 
 from ..errors import InvalidRequest, UnsupportedParameter
 from .body import parse_object
-from .build import Budget, Parsed, build, check_ids, check_model
+from .build import Budget, Parsed, build, check_model
 from .envelope import OtherPrompt
 from .fields import CHOICES_MAX, LOGPROBS_MAX, CommonRequest
 from .grammar import answer_grammar
+from .ids import Ids, check_ids
 from .parameters import check_parameters
 from .validation import validate
 
@@ -26,7 +27,6 @@ __all__ = ("CompletionRequest", "parse_completion", "read_completion")
 MAX_TOKENS_DEFAULT: Final = 16
 """OpenAI's."""
 
-Ids = Annotated[list[int], Field(fail_fast=True)]
 Prompt: TypeAlias = "str | list[int] | list[str] | list[list[int]]"
 
 

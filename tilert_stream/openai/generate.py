@@ -14,9 +14,10 @@ from pydantic import Field
 
 from ..errors import InvalidRequest, UnsupportedParameter
 from .body import parse_object
-from .build import Budget, Parsed, build, check_ids, check_model
+from .build import Budget, Parsed, build, check_model
 from .describe import describe
 from .fields import LOGPROBS_MAX, CommonRequest, StreamOptions
+from .ids import Ids, check_ids
 from .parameters import check_parameters
 from .validation import WireModel, validate
 
@@ -48,7 +49,7 @@ class GenerateBody(WireModel):
     ``request_id`` is repeated in the answer; the server has an id of its own, which is unique.
     """
 
-    token_ids: list[int] = Field(min_length=1, fail_fast=True)
+    token_ids: Ids = Field(min_length=1)
     sampling_params: TokenSampling = Field(default_factory=TokenSampling)
     model: str | None = None
     stream: bool | None = None

@@ -6,15 +6,14 @@ computed from.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Final
 
 from ..errors import InvalidRequest, UnsupportedParameter
 from .body import parse_object
-from .build import check_ids, check_model
+from .build import check_model
 from .chat import ChatRequest, chat_prompt
 from .describe import describe
+from .ids import Ids, check_ids
 from .validation import WireModel, validate
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class DetokenizeRequest(WireModel):
     """Token ids; special ones have text."""
 
     model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: Ids
 
 
 def tokenize(body: bytes, card: ModelCard) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,8 @@ import anyio
 
 from tilert_stream.errors import ConfigError, EngineDied, TilertStreamError
 from tilert_stream.http import Server, ServerSettings, run_until_signalled
+
+from .collection import collect_between_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,10 +133,7 @@ async def _serve(server: Server, service: Service[Any], on_ready: Callable[[Addr
             failure = error
         else:
             on_ready(addresses[0])
-            # What is there now lives as long as the process. Looking through all of it again and
-            # again, for what has died since, holds up every stream for tens of milliseconds.
-            gc.collect()
-            gc.freeze()
+            collect_between_requests(service.observers)
             failure = await service.died()
             logger.critical("%s", failure.message)
             server.drain(at_once=True)
