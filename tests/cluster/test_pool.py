@@ -62,6 +62,15 @@ async def test_each_in_its_turn() -> None:
     assert [await nodes.ask() for _ in range(4)] == [["a"], ["b"], ["c"], ["a"]]
 
 
+def test_a_look_takes_nobodys_turn() -> None:
+    pool = Nodes().pool
+    assert [pool.next().node for _ in range(2)] == ["a", "a"]
+    pool.take_turn()
+    assert pool.next().node == "b"
+    assert [member.node for member in pool.order()] == ["b", "c", "a"]
+    assert pool.next().node == "c"
+
+
 async def test_the_one_with_fewest_requests_first() -> None:
     nodes = Nodes()
     a, b, _ = nodes.pool.members

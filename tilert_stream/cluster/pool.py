@@ -143,8 +143,20 @@ class Pool(Generic[T]):
 
         :param first: has been chosen before; nobody's turn has come then.
         """
-        turn = self._turn % len(self.members)
+        order = self._ordered(first)
         self._turn += first is None
+        return order
+
+    def next(self) -> Member[T]:
+        """Whom to ask first; its turn has come only with ``take_turn``."""
+        return self._ordered(None)[0]
+
+    def take_turn(self) -> None:
+        """Whoever was to be asked first has been."""
+        self._turn += 1
+
+    def _ordered(self, first: Member[T] | None) -> list[Member[T]]:
+        turn = self._turn % len(self.members)
         now = self._clock()
         return sorted(
             self.members[turn:] + self.members[:turn],
