@@ -205,6 +205,25 @@ async def test_pd_05_a_first_token_that_ends_the_answer_ends_it_at_once(
     assert decode.paths() == ["/pd/reserve", "/pd/cancel"] * 2
 
 
+@both
+async def test_pd_07_one_token_is_asked_for_without_a_hand_over(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked one after another, and both at once: prefill has nobody to send its KV cache to."""
+    prefill, decode = nodes()
+    async with routing_to(prefill, decode, monkeypatch) as app:
+        for length in (9, 1, 1):
+            asked = await asked_for(app, {"max_tokens": length}, stream=stream)
+            usage = (asked.chunks[-1] if stream else asked.json)["usage"]
+            assert usage["completion_tokens"] == length
+            choice = (asked.chunks[-2] if stream else asked.json)["choices"][0]
+            assert choice["finish_reason"] == "length"
+            assert ("kv_transfer_params" in prefill.calls[-1]) is (length > 1)
+            while decode.held:
+                await anyio.lowlevel.checkpoint()
+    assert decode.paths().count("/pd/decode") == 1
+
+
 def openai(status: int, message: str, *, after: str = "", **fields: Any) -> Answer:
     body = orjson.dumps({"error": {"message": message, "type": "BadRequestError", **fields}})
     return Answer(status, body, {"retry-after": after} if after else {})
