@@ -129,6 +129,7 @@ async def routing_to(
     monkeypatch: pytest.MonkeyPatch,
     *,
     prepare: Callable[[Host, Host], object] = lambda _prefill, _decode: None,
+    template: str = TEMPLATE,
     **options: Any,
 ) -> AsyncGenerator[App]:
     """A router before nodes that say what a case has them say.
@@ -136,7 +137,7 @@ async def routing_to(
     :param prepare: called with both nodes' servers when they serve.
     :param options: of its configuration.
     """
-    _have_routers_load(front(TEMPLATE), monkeypatch)
+    _have_routers_load(front(template), monkeypatch)
     hosts = Host(prefill), Host(decode)
     with anyio.fail_after(LIMIT):
         async with anyio.create_task_group() as tasks:
