@@ -81,6 +81,23 @@ def test_the_staging_is_what_the_layout_says(rank: int) -> None:
         assert torch.equal(staged.values[layer], rows[layer][:, 1])
 
 
+def test_kv_09_what_is_sent_is_of_the_step_although_vllm_uses_its_blocks_again() -> None:
+    """They are the next request's when the step is over, long before the cache has travelled."""
+    rows = [drawn(4), drawn(4) + 1000]
+    layers = [written_cpu_packed(row, [3, 0], BLOCK, 4) for row in rows]
+    sender = FakeSender()
+    worker = Worker(caches(*layers), layout=LAYOUT, block_size=BLOCK, rank=0, sender=sender)
+    worker.run(StepWork((extraction("r", 4, 3, 0),)))
+    for cache in layers:
+        cache.fill_(-1)
+    worker.run(StepWork((extraction("next", 4, 3, 0),)))
+    staged = LAYOUT.staged(sender.begun["r"].staging, 4)
+    for number, row in enumerate(rows):
+        assert torch.equal(staged.keys[number], row[:, 0])
+        assert torch.equal(staged.values[number], row[:, 1])
+    assert (LAYOUT.staged(sender.begun["next"].staging, 4).keys[0] == -1).all()
+
+
 def test_layers_go_by_their_number_not_by_their_order() -> None:
     layers = [written_cpu_packed(drawn(2) + 100 * i, [0], BLOCK, 1) for i in range(2)]
     mixed = dict(reversed(caches(*layers).items()))
