@@ -148,7 +148,7 @@ class GlmVllm:
                     )
                     known = True
                 self.computed.append(count)
-                self._step(output)
+                self.step(output)
                 done += count
                 if preempted:
                     for block in blocks[len(hits) :]:
@@ -167,9 +167,10 @@ class GlmVllm:
         """A client leaves; the next step tells the worker."""
         status = finished(request_id, "FINISHED_ABORTED", dict(params))
         self.scheduler.request_finished(status, [])
-        self._step(Output())
+        self.step(Output())
 
-    def _step(self, output: Output) -> None:
+    def step(self, output: Output) -> None:
+        """What a forward pass ends with; of an empty one, too."""
         assert isinstance(self.worker, StandIn)
         self.worker.bind_connector_metadata(self.scheduler.build_connector_meta(output))
         self.worker.wait_for_save()

@@ -192,7 +192,7 @@ async def test_nobody_there() -> None:
     async with courier_of() as courier:
         with pytest.raises(PeerLost, match="no TileRT decode node answers"):
             await courier.deliver(staged(courier, server, 70, 0xAA))
-        await courier.refuse(Destination("127.0.0.1", server.port), "preempted")
+        await courier.refuse("r", Destination("127.0.0.1", server.port), "preempted")
 
 
 @pytest.mark.parametrize("transport", ["memory", "tcp"])

@@ -41,7 +41,7 @@ class VllmNode:
         def compute() -> None:
             # What vLLM makes of the request's own id, for a completion.
             request_id = f"cmpl-{fields['request_id']}-0-0123abcd"
-            params = fields.get("kv_transfer_params") or {}
+            params: dict[str, Any] = fields.get("kv_transfer_params") or {}
             self.vllm.prefill(request_id, fields["prompt"], params, **self.steps)
 
         await anyio.to_thread.run_sync(compute)
