@@ -20,7 +20,7 @@ from tilert_engine.layouts.mla_nsa_model import CacheDtype
 from tilert_stream.config import DecodeConfig, RouterConfig, ServeConfig
 from tilert_stream.events import Limits
 from tilert_stream.serve import router
-from tilert_stream.serve.decode import build_decode
+from tilert_stream.serve.decode import build_decode, build_tilert
 from tilert_stream.serve.front import Front, load_front
 from tilert_stream.serve.models import Model, load_model
 from tilert_transports.nixl_binding import installed
@@ -121,6 +121,21 @@ async def test_our_decode_node_says_what_the_undivided_model_says(
             there.node.steps = steps
             assert await there.ask(STORED.prompt, len(undivided)) == (undivided, {})
     assert vllm.computed == [135, 7, 7, 7]
+
+
+@needs_nixl
+@configured(STOCK)
+async def test_our_decode_node_of_tilerts_dialect_says_the_same(
+    vllm: GlmVllm, model: Model, undivided: list[int]
+) -> None:
+    config = DecodeConfig(
+        http_port=0, ctrl_port=0, slots=1, transport="nixl", pd_dialect="tilert-pd"
+    )
+    app, port = build_tilert(config, model)
+    async with vllm_cluster(vllm, app, port) as there:
+        for steps in STEPS:
+            there.node.steps = steps
+            assert await there.ask(STORED.prompt, len(undivided)) == (undivided, {})
 
 
 @needs_nixl
