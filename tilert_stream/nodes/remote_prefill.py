@@ -209,7 +209,7 @@ def _kv_transfer_params(
         # The first token is the last one: no KV cache is wanted.
         return None
     address = node.address
-    if grant.incarnation is None:
-        return params_for(Destination(address.host, address.ctrl_port))
-    claim = Claim(grant.request, grant.incarnation, grant.generation)
+    claim = None
+    if grant.incarnation is not None:
+        claim = Claim(grant.request, grant.incarnation, grant.generation)
     return params_for(Destination(address.host, address.ctrl_port, claim, address.http_port))
