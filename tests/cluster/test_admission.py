@@ -151,7 +151,9 @@ async def test_dis_14_granted_in_the_moment_the_time_is_up_loses_no_slot() -> No
 
 
 @pytest.mark.parametrize("freed_first", [True, False])
-async def test_dis_14_granted_in_the_moment_of_cancellation_loses_no_slot(*, freed_first: bool) -> None:
+async def test_dis_14_granted_in_the_moment_of_cancellation_loses_no_slot(
+    *, freed_first: bool
+) -> None:
     admission = Admission([0])
     ticket = await admission.acquire()
     line = Line(admission)

@@ -93,7 +93,7 @@ def test_kv_09_what_is_sent_is_of_the_step_although_vllm_uses_its_blocks_again()
     rows = [drawn(4), drawn(4) + 1000]
     layers = [written_cpu_packed(row, [3, 0], BLOCK, 4) for row in rows]
     sender = FakeSender()
-    worker = Worker(caches(*layers), layout=LAYOUT, block_size=BLOCK, rank=0, sender=sender)
+    worker = Worker(read_all(caches(*layers)), sender)
     worker.run(StepWork((extraction("r", 4, 3, 0),)))
     for cache in layers:
         cache.fill_(-1)
