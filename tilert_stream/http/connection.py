@@ -243,6 +243,7 @@ class Connection:
             keep = (
                 failure is None
                 and exchange.answer.gone is None
+                and not exchange.answer.closes
                 and self._heads.go_on(answered=not exchange.answer.untold)
             )
             if not keep and not exchange.input_clean:
