@@ -19,6 +19,7 @@ import h11
 
 from .answer_head import AnswerHead
 from .errors import ASGIViolation, ClientGone
+from .plain import is_plain
 from .sockets import end_output
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Answer:
         self._over = over
         self._bodiless = request.method == b"HEAD"
         self._chunks_allowed = request.http_version >= b"1.1"
-        self._plain = _is_plain(request)
+        self._plain = is_plain(request)
         self._head: AnswerHead | None = None
         self._framing: Framing | None = None
         self.gone: ClientGone | None = None
@@ -235,22 +236,7 @@ class Answer:
         self._over()
 
 
-def _is_plain(request: h11.Request) -> bool:
-    """Whether h11 need not know of its answer: nothing is asked of the connection but its end."""
-    if request.http_version != b"1.1" or request.method in _UNUSUAL:
-        return False
-    return all(
-        name not in _HOP_BY_HOP or (name == b"connection" and value.lower() in _FATES)
-        for name, value in request.headers
-    )
-
-
 def _wants_close(request: h11.Request) -> bool:
     return any(
         name == b"connection" and value.lower() == b"close" for name, value in request.headers
     )
-
-
-_UNUSUAL = frozenset({b"HEAD", b"CONNECT"})
-_HOP_BY_HOP = frozenset({b"connection", b"expect", b"upgrade"})
-_FATES = frozenset({b"keep-alive", b"close"})
