@@ -28,13 +28,15 @@ from tilert_stream.nodes.local import local_service
 from tilert_stream.serve import router
 from tilert_stream.serve.front import Front
 from tilert_stream.serve.request_options import choose_output
+from tilert_stream.testing.pd_nodes import ScriptedPrefillNode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     import pytest
+    from starlette.types import ASGIApp
 
-    from tilert_stream.testing.pd_nodes import ScriptedDecodeNode, ScriptedPrefillNode
+    from tilert_stream.testing.pd_nodes import ScriptedDecodeNode
 
 LONGEST: Final = 9000
 THINK_END: Final = 259
@@ -122,22 +124,27 @@ async def answering(
 
 @asynccontextmanager
 async def routing_to(
-    prefill: ScriptedPrefillNode,
+    prefill: ScriptedPrefillNode | ASGIApp,
     decode: ScriptedDecodeNode,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    prepare: Callable[[Host, Host], object] = lambda _prefill, _decode: None,
+    template: str = TEMPLATE,
     **options: Any,
 ) -> AsyncGenerator[App]:
     """A router before nodes that say what a case has them say.
 
+    :param prepare: called with both nodes' servers when they serve.
     :param options: of its configuration.
     """
-    _have_routers_load(front(TEMPLATE), monkeypatch)
+    _have_routers_load(front(template), monkeypatch)
     hosts = Host(prefill), Host(decode)
     with anyio.fail_after(LIMIT):
         async with anyio.create_task_group() as tasks:
             try:
                 for host in hosts:
                     await host.start(tasks)
+                prepare(*hosts)
                 config = RouterConfig(
                     model="bytes",
                     prefill_nodes=(f"http://127.0.0.1:{hosts[0].port}",),
@@ -148,7 +155,9 @@ async def routing_to(
                 async with app.lifespan():
                     yield app
                     assert app.service.ledger.counts == {}
-                    while decode.held or prefill.active:
+                    while not hosts[1].dead and decode.held:
+                        await anyio.lowlevel.checkpoint()
+                    while isinstance(prefill, ScriptedPrefillNode) and prefill.active:
                         await anyio.lowlevel.checkpoint()
             finally:
                 for host in hosts:

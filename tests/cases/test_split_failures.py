@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import orjson
 import pytest
 
@@ -12,9 +13,12 @@ from tests.cases.ai_sdk import check_event
 from tests.cases.asking import exchange
 from tests.cases.sides import answering, routing_to
 from tests.cases.test_tr import CLOSED, TOOLS
-from tests.nodes.routing import letters
+from tests.nodes.routing import Host, letters
 from tilert_engine.scripted import Script
 from tilert_stream.testing.pd_nodes import Answer, ScriptedDecodeNode, ScriptedPrefillNode
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 
@@ -55,7 +59,7 @@ async def test_err_05_what_decode_refuses_is_a_status(
     assert prefill.calls == []
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 5])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 5])
 @pytest.mark.parametrize(
     "end", [b'{"error":"the cache is full"}\n', b"", b'{"t":[9'], ids=["error", "eof", "half"]
 )
@@ -63,12 +67,7 @@ async def test_err_01_err_03_a_failure_behind_text_is_one_event_and_a_cut(
     end: bytes, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the node's body ends as if it were whole, but without its last line."""
-    lines = [{"t": [letters(index)]} for index in range(tokens)]
-
-    async def fail(_fields: dict[str, Any]) -> Answer:
-        return Answer(200, b"".join(orjson.dumps(line) + b"\n" for line in lines) + end)
-
-    decode = ScriptedDecodeNode(hooks={"/pd/decode": fail})
+    decode = ScriptedDecodeNode(hooks={"/pd/decode": failing(end, tokens)})
     async with routing_to(ScriptedPrefillNode(), decode, monkeypatch) as app:
         asked = exchange(app, {"prompt": "abc", "max_tokens": 9}, stream=True)
         await asked.run()
@@ -80,11 +79,69 @@ async def test_err_01_err_03_a_failure_behind_text_is_one_event_and_a_cut(
     check_event(event)
     assert event.keys() == {"error"}
     assert event["error"].keys() == {"message", "type", "param", "code"}
-    assert asked.text == "abcde"[:tokens]
-    assert len(others) <= tokens
+    assert asked.text == "abcde"[: max(tokens, 1)], "the first one is prefill's"
+    assert len(others) <= max(tokens, 1)
     for each in others:
         assert b'"finish_reason":null' in each
     assert b"usage" not in asked.content.replace(b'"usage":null', b"")
+    assert b"[DONE]" not in asked.content
+
+
+def failing(end: bytes, tokens: int) -> Any:
+    lines = [{"t": [letters(index)]} for index in range(tokens)]
+
+    async def fail(_fields: dict[str, Any]) -> Answer:
+        return Answer(200, b"".join(orjson.dumps(line) + b"\n" for line in lines) + end)
+
+    return fail
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        pytest.param(b'{"error":"the cache is full"}\n', "decode_failed", id="error"),
+        pytest.param(b"", "upstream_closed", id="eof"),
+        pytest.param(b'{"t":[9', "upstream_closed", id="half"),
+    ],
+)
+async def test_err_01_err_02_a_failure_before_anything_has_left_is_a_502(
+    end: bytes, code: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an answer that is not streamed nothing leaves before its end."""
+    decode = ScriptedDecodeNode(hooks={"/pd/decode": failing(end, tokens)})
+    async with routing_to(ScriptedPrefillNode(), decode, monkeypatch) as app:
+        asked = exchange(app, {"max_tokens": 9})
+        await asked.run()
+    assert (asked.status, asked.complete) == (502, True)
+    assert asked.json.keys() == {"error"}
+    assert asked.json["error"]["code"] == code
+
+
+@both
+async def test_err_01_a_node_that_dies_before_its_first_word(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that begins the answer is never answered."""
+    hosts: list[Host] = []
+
+    async def die(_fields: dict[str, Any]) -> None:
+        hosts[1].kill()
+        await anyio.sleep_forever()
+
+    def prepare(*nodes: Host) -> None:
+        hosts.extend(nodes)
+
+    decode = ScriptedDecodeNode(hooks={"/pd/decode": die})
+    async with routing_to(ScriptedPrefillNode(), decode, monkeypatch, prepare=prepare) as app:
+        asked = exchange(app, {"max_tokens": 9}, stream=stream)
+        await asked.run()
+    assert (asked.status, asked.complete) == ((200, False) if stream else (502, True))
+    error = asked.chunks[-1]["error"] if stream else asked.json["error"]
+    assert error["code"] == "upstream_closed"
+    if stream:
+        assert asked.text == "a"
+    assert b'"finish_reason":"' not in asked.content
     assert b"[DONE]" not in asked.content
 
 
@@ -108,17 +165,35 @@ async def test_pd_18_a_padding_id_is_no_token(
     assert b'"finish_reason":"' not in asked.content
 
 
+class Listed:
+    """A prefill node, and the key that each of its callers shows, by path."""
+
+    def __init__(self, node: ScriptedPrefillNode) -> None:
+        self.node = node
+        self.keys: list[tuple[str, str | None]] = []
+        self.listed = anyio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        key = headers.get(b"authorization")
+        self.keys.append((scope["path"], None if key is None else key.decode()))
+        await self.node(scope, receive, send)
+        if scope["path"] == "/v1/models":
+            self.listed.set()
+
+
 async def test_pd_25_whose_key_goes_where(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client's is checked here and goes no further; prefill gets the router's own."""
+    """The client's is checked here and goes no further; prefill gets the router's own, always."""
     caplog.set_level(logging.DEBUG)
     refusals = [Answer(401, orjson.dumps({"error": {"message": "Bad key sk-upstream"}}))]
 
     async def refuse_once(_fields: dict[str, Any]) -> Answer | None:
         return refusals.pop() if refusals else None
 
-    prefill, decode = ScriptedPrefillNode(before_answer=refuse_once), ScriptedDecodeNode()
+    prefill = Listed(ScriptedPrefillNode(before_answer=refuse_once))
+    decode = ScriptedDecodeNode()
     options: dict[str, Any] = {"api_keys": ("sk-client",), "prefill_api_key": "sk-upstream"}
     async with routing_to(prefill, decode, monkeypatch, **options) as app:
         said: list[bytes] = []
@@ -134,7 +209,10 @@ async def test_pd_25_whose_key_goes_where(
             await asked.run()
             assert asked.status == status
             said.append(asked.content)
-    assert [headers["authorization"] for headers in prefill.headers] == ["Bearer sk-upstream"] * 2
+        await prefill.listed.wait()
+    assert {key for _, key in prefill.keys} == {"Bearer sk-upstream"}
+    assert {path for path, _ in prefill.keys} == {"/v1/models", "/v1/completions"}
+    assert len(prefill.node.calls) == 2
     assert b"sk-" not in b"".join(said)
     assert "sk-" not in caplog.text
 

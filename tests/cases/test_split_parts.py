@@ -171,3 +171,42 @@ async def test_pd_16_the_first_entry_is_prefills_and_the_others_are_decodes(
     assert entries[0]["top_logprobs"][1]["logprob"] == -0.75
     assert bodies[-1]["usage"]["completion_tokens"] == len(entries)
     assert (asked.text if stream else choices[0]["message"]["content"]) == text
+
+
+@both
+@pytest.mark.parametrize("batches_of", [1, 4, 20])
+@pytest.mark.parametrize("said", [b"a</think>bc", b"</think>bc", b"abc"], ids=bytes.decode)
+async def test_pd_16_each_token_of_the_thinking_has_its_entry(
+    said: bytes, batches_of: int, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first token too, which prefill makes, wherever the parser puts its text."""
+    of = [-0.25 * (index + 1) for index in range(len(said))]
+    ids = list(said)
+    lines: list[Any] = [
+        {"t": ids[i : i + batches_of], "lp": [[lp, [[1, lp]]] for lp in of[i : i + batches_of]]}
+        for i in range(0, len(ids), batches_of)
+    ]
+    lines.append({"done": True, "n": len(ids), "finish_reason": "length"})
+
+    async def prefills(_fields: dict[str, Any]) -> pd_nodes.Answer:
+        name = f"token_id:{ids[0]}"
+        first = {"tokens": [name], "token_logprobs": [-9.0], "top_logprobs": [{name: -9.0}]}
+        choice = {"index": 0, "finish_reason": "length", "logprobs": first, "token_ids": ids[:1]}
+        return pd_nodes.Answer(200, orjson.dumps({"choices": [choice]}))
+
+    async def decodes(_fields: dict[str, Any]) -> pd_nodes.Answer:
+        return pd_nodes.Answer(200, b"".join(orjson.dumps(line) + b"\n" for line in lines))
+
+    prefill = ScriptedPrefillNode(before_answer=prefills)
+    decode = ScriptedDecodeNode(hooks={"/pd/decode": decodes})
+    routing = routing_to(prefill, decode, monkeypatch, template=OPEN, output_parser="think")
+    async with routing as app:
+        fields: dict[str, Any] = {"logprobs": True, "max_tokens": len(said)}
+        asked = exchange(app, fields, stream=stream)
+        await asked.run()
+    bodies: list[Any] = asked.chunks if stream else [asked.json]
+    told = [c["logprobs"] for body in bodies for c in body["choices"] if c.get("logprobs")]
+    entries = [entry for each in told for entry in each["content"]]
+    assert [entry["logprob"] for entry in entries] == [-9.0, *of[1:]]
+    assert b"".join(bytes(entry["bytes"]) for entry in entries) == said
+    assert bodies[-1]["usage"]["completion_tokens"] == len(entries)

@@ -133,7 +133,7 @@ async def test_the_time_in_line_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", AUTOJUMP, ids=["autojump"])
-async def test_granted_in_the_moment_the_time_is_up_loses_no_slot() -> None:
+async def test_dis_14_granted_in_the_moment_the_time_is_up_loses_no_slot() -> None:
     for delay in (29.0, 30.0, 31.0):
         for _ in range(20):  # trio runs the tasks of one moment in random order
             admission = Admission([0], timeout=30)
@@ -151,7 +151,9 @@ async def test_granted_in_the_moment_the_time_is_up_loses_no_slot() -> None:
 
 
 @pytest.mark.parametrize("freed_first", [True, False])
-async def test_granted_in_the_moment_of_cancellation_loses_no_slot(*, freed_first: bool) -> None:
+async def test_dis_14_granted_in_the_moment_of_cancellation_loses_no_slot(
+    *, freed_first: bool
+) -> None:
     admission = Admission([0])
     ticket = await admission.acquire()
     line = Line(admission)

@@ -8,7 +8,7 @@ import random
 import anyio
 import pytest
 
-from tilert_stream.cluster.errors import LayoutMismatch
+from tilert_stream.cluster.errors import DecodeFailed, LayoutMismatch, NodeFailed, NodeRefused
 from tilert_stream.cluster.pool import Member, NodeStatus, Pool, Visit
 from tilert_stream.errors import (
     Busy,
@@ -60,6 +60,15 @@ class Nodes:
 async def test_each_in_its_turn() -> None:
     nodes = Nodes()
     assert [await nodes.ask() for _ in range(4)] == [["a"], ["b"], ["c"], ["a"]]
+
+
+def test_a_look_takes_nobodys_turn() -> None:
+    pool = Nodes().pool
+    assert [pool.next().node for _ in range(2)] == ["a", "a"]
+    pool.take_turn()
+    assert pool.next().node == "b"
+    assert [member.node for member in pool.order()] == ["b", "c", "a"]
+    assert pool.next().node == "c"
 
 
 async def test_the_one_with_fewest_requests_first() -> None:
@@ -150,7 +159,14 @@ async def test_it_is_asked_if_nobody_else_can() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [InvalidRequest("long"), Busy("429"), NotReady("503"), LayoutMismatch("dtype")]
+    "error",
+    [
+        InvalidRequest("long"),
+        Busy("429"),
+        NotReady("503"),
+        LayoutMismatch("dtype"),
+        NodeRefused("401"),
+    ],
 )
 async def test_err_09_what_says_nothing_of_a_nodes_health(error: TilertStreamError) -> None:
     """20 over-long prompts, 20 refusals: the next good request is served by the same node."""
@@ -164,6 +180,40 @@ async def test_err_09_what_says_nothing_of_a_nodes_health(error: TilertStreamErr
         with pytest.raises(type(error)):
             await pool.first(fail)
     assert pool.status() == [NodeStatus("a", requests=0, answers=True)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectFailed("refused"),
+        UpstreamClosed("reset"),
+        UpstreamTimeout("late"),
+        UpstreamInvalid("html"),
+        NodeFailed("500"),
+        DecodeFailed("500"),
+    ],
+)
+async def test_err_09_a_node_that_fails_at_once_does_not_have_every_request(
+    error: UpstreamError,
+) -> None:
+    """It always has the fewest, and would be asked first for each while others work."""
+    nodes = Nodes(a=error)
+    visits: list[Visit] = []
+    failed = 0
+    for _ in range(20):
+        try:
+            (*_, name) = await nodes.ask()
+        except UpstreamError:
+            failed += 1
+        else:
+            visits.append(next(m for m in nodes.pool.members if m.name == name).visit())
+    assert nodes.pool.status()[0].answers is False
+    assert failed <= 1
+    for visit in visits:
+        visit.leave()
+    nodes.clock.now += 6
+    nodes.errors["a"] = None
+    assert [each for _ in range(3) for each in await nodes.ask()].count("a") == 1, "and is back"
 
 
 def test_no_node_is_a_fault_of_configuration() -> None:

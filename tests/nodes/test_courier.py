@@ -128,7 +128,7 @@ async def test_two_at_once_share_a_connection_that_is_only_being_made() -> None:
 async def test_pd_14_the_decode_node_learns_at_once_that_nothing_will_come() -> None:
     async with both() as (courier, node):
         landing, destination = node.reserve("a1", 20)
-        await courier.refuse(destination, "vLLM ended the request (FINISHED_ABORTED)")
+        await courier.refuse("r", destination, "vLLM ended the request (FINISHED_ABORTED)")
         with pytest.raises(HandOffFailed, match=r"gave up: vLLM ended .*ABORTED"):
             await landing.wait()
         statistics = node.server.landings.statistics()
@@ -164,7 +164,7 @@ async def test_pd_14_a_delivery_that_is_cancelled_is_told_and_frees_its_region()
         with pytest.raises(HandOffFailed, match="gave up: the hand-off was cancelled"):
             await landing.wait()
         behind, other = node.reserve("a2", 20)
-        await courier.refuse(other, "what follows on the connection has been read, too")
+        await courier.refuse("r", other, "what follows on the connection has been read, too")
         with pytest.raises(HandOffFailed):
             await behind.wait()
         statistics = node.server.landings.statistics()

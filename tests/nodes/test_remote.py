@@ -335,6 +335,7 @@ async def test_a_stock_node_is_picked_by_its_status() -> None:
         assert prefill.calls[0]["kv_transfer_params"] == {
             "tilert_host": "127.0.0.1",
             "tilert_ctrl_port": 5556,
+            "tilert_http_port": router.decodes.members[1].node.address.http_port,
         }
         await router.answer(make(3, "dead"))
         assert free.paths().count("/pd/reserve") == 1, "it is known by now"

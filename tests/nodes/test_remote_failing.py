@@ -49,7 +49,7 @@ def flat(status: int, code: str, message: str, **headers: str) -> Answer:
 def answers_within(router: Router, seconds: float) -> None:
     """So long the first decode node may take for each of its calls from now on."""
     node = router.decodes.members[0].node
-    node._answer_timeout = seconds  # pyright: ignore[reportPrivateUsage] - one node's alone
+    node._posts.answer_timeout = seconds  # pyright: ignore[reportPrivateUsage] - one node's alone
 
 
 # --- prefill -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from tests.free_ports import free_ports
 from tilert_engine.layouts.mla_nsa import MlaNsaLayout
 from tilert_engine.layouts.mla_nsa_model import MlaNsaModel
 from tilert_engine.layouts.scripted import ScriptedLayout
@@ -192,7 +193,23 @@ async def test_nobody_there() -> None:
     async with courier_of() as courier:
         with pytest.raises(PeerLost, match="no TileRT decode node answers"):
             await courier.deliver(staged(courier, server, 70, 0xAA))
-        await courier.refuse(Destination("127.0.0.1", server.port), "preempted")
+        await courier.refuse("r", Destination("127.0.0.1", server.port), "preempted")
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [(True, ": "), (False, " that it was preempted; the router gave no tilert_http_port")],
+)
+async def test_a_node_that_cannot_be_told_is_logged(
+    named: bool, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody answers at the HTTP port; or the router has named none."""
+    caplog.set_level("INFO")
+    ctrl, http = free_ports(2)
+    to = Destination("127.0.0.1", ctrl, None, http if named else None)
+    async with courier_of("memory") as courier:
+        await courier.refuse("cmpl-a1-0-0123abcd", to, "it was preempted")
+    assert f"request cmpl-a1-0-0123abcd: its decode node cannot be told{said}" in caplog.text
 
 
 @pytest.mark.parametrize("transport", ["memory", "tcp"])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -16,6 +13,21 @@ import torch
 from tests.nodes.test_vllm_paged import drawn, written_cpu_packed
 from tests.nodes.test_vllm_worker import FakeSender
 from tests.nodes.vllm_scheduler import Output, finished
+from tests.nodes.vllm_stand_in import (
+    Caches,
+    Config,
+    FullAttentionSpec,
+    Group,
+    MLAAttentionSpec,
+    Parallel,
+    SlidingWindowSpec,
+    StandIn,
+    Transfer,
+    UniformTypeKVCacheSpecs,
+    connect,
+    imported_plugin,
+)
+from tilert_engine.layouts.abc import KVLayout
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_stream.errors import ConfigError
 from tilert_stream.nodes.hand_over.destination import Destination, Grant, params_for
@@ -23,101 +35,14 @@ from tilert_stream.nodes.vllm.types import ConnectorMetadata
 
 if TYPE_CHECKING:
     from tilert_stream.nodes import vllm_connector
-    from tilert_stream.nodes.vllm_connector import TilertStreamConnector
 
-NAME = "tilert_stream.nodes.vllm_connector"
-BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 PARAMS = params_for(Destination("node", 5556, Grant("a1", "d-1", 1)))
 
 
-class StandIn:
-    """``KVConnectorBase_V1``, as far as the plugin uses it."""
-
-    def __init__(self, vllm_config: object, role: object, kv_cache_config: object) -> None:
-        self.metadata: ConnectorMetadata | None = None
-
-    def bind_connector_metadata(self, metadata: ConnectorMetadata) -> None:
-        self.metadata = metadata
-
-    def _get_connector_metadata(self) -> ConnectorMetadata:
-        assert self.metadata is not None
-        return self.metadata
-
-
 @pytest.fixture
-def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    parts = BASE.split(".")
-    for end in range(1, len(parts) + 1):
-        module = ModuleType(".".join(parts[:end]))
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    base = sys.modules[BASE]
-    monkeypatch.setattr(base, "KVConnectorBase_V1", StandIn, raising=False)
-    monkeypatch.setattr(base, "KVConnectorMetadata", ConnectorMetadata, raising=False)
-    yield importlib.import_module(NAME)
-    del sys.modules[NAME]
-
-
-@dataclass
-class Transfer:
-    kv_role: str | None = "kv_producer"
-    kv_connector_extra_config: Mapping[str, object] = field(default_factory=dict[str, object])
-
-
-@dataclass
-class Parallel:
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    decode_context_parallel_size: int = 1
-    rank: int = 0
-
-
-@dataclass
-class Model:
-    model: str = "org/tiny"
-    max_model_len: int = 16
-
-    def get_total_num_kv_heads(self) -> int:
-        return 2
-
-    def get_head_size(self) -> int:
-        return 3
-
-    def get_num_layers(self, parallel_config: object, /) -> int:
-        return 2
-
-
-@dataclass
-class FullAttentionSpec:
-    block_size: int = 2
-
-
-@dataclass
-class SlidingWindowSpec(FullAttentionSpec):
-    pass
-
-
-@dataclass
-class Group:
-    kv_cache_spec: FullAttentionSpec = field(default_factory=FullAttentionSpec)
-
-
-@dataclass
-class Caches:
-    kv_cache_groups: list[Group] = field(default_factory=lambda: [Group()])
-
-
-@dataclass
-class Config:
-    kv_transfer_config: Transfer | None = field(default_factory=Transfer)
-    model_config: Model = field(default_factory=Model)
-    parallel_config: Parallel = field(default_factory=Parallel)
-
-
-def connect(
-    plugin: ModuleType, config: Config, caches: Caches | None = None
-) -> TilertStreamConnector:
-    made: TilertStreamConnector = plugin.TilertStreamConnector(config, "role", caches or Caches())
-    return made
+def plugin() -> Iterator[ModuleType]:
+    with imported_plugin() as module:
+        yield module
 
 
 def worker_caches() -> dict[str, torch.Tensor]:
@@ -129,7 +54,7 @@ def worker_caches() -> dict[str, torch.Tensor]:
 def senders(plugin: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[FakeSender]:
     made: list[FakeSender] = []
 
-    def make_sender(_self: object, layout: GqaLayout, rank: int) -> FakeSender:
+    def make_sender(_self: object, layout: KVLayout, rank: int) -> FakeSender:
         made.append(FakeSender(layout, rank))
         return made[-1]
 
@@ -151,6 +76,7 @@ def test_a_prompt_goes_from_the_scheduler_through_the_worker_to_the_sender(
     assert sender.layout == GqaLayout(
         model="tiny", layers=2, kv_heads=2, head_dim=3, dtype="float32", max_seq_len=16
     )
+    assert isinstance(sender.layout, GqaLayout)
     staged = sender.layout.staged(sender.begun["r"].staging, 3)
     assert torch.equal(staged.keys[1], drawn(3)[:, 0])
     assert sender.begun["r"].did == ["send"]
@@ -209,7 +135,8 @@ def test_options_of_tilert_name_the_model_and_the_length(
     extra = {"tilert_model": "m", "tilert_max_seq_len": 8}
     worker = connect(plugin, Config(Transfer(kv_connector_extra_config=extra)))
     worker.register_kv_caches(worker_caches())
-    assert (senders[0].layout.model, senders[0].layout.max_seq_len) == ("m", 8)
+    layout = senders[0].layout
+    assert (layout.describe()["model"], layout.max_seq_len) == ("m", 8)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +174,10 @@ def test_a_configuration_that_cannot_work_is_refused_at_the_start(
         ),
         (Caches([Group(), Group()]), "of kind FullAttentionSpec, FullAttentionSpec; "),
         (Caches([]), "of kind none; "),
+        (
+            Caches([Group(UniformTypeKVCacheSpecs.of(MLAAttentionSpec(), FullAttentionSpec()))]),
+            "of kind FullAttentionSpec/MLAAttentionSpec; ",
+        ),
     ],
 )
 def test_kv_09_a_cache_that_gives_blocks_back_early_is_refused(

@@ -54,7 +54,7 @@ class FakeCourier:
         finally:
             self.ended.release()
 
-    async def refuse(self, destination: Destination, reason: str) -> None:
+    async def refuse(self, request_id: str, destination: Destination, reason: str) -> None:
         self.told.append((destination, reason))
         self.ended.release()
         if self.unreachable:

@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from tests.nodes.test_vllm_paged import drawn, written_cpu_packed, written_cuda_packed
+from tilert_engine.layouts.abc import KVLayout
 from tilert_engine.layouts.gqa import GqaLayout
 from tilert_stream.errors import Busy, ConfigError
 from tilert_stream.nodes.hand_over.destination import Destination
+from tilert_stream.nodes.vllm.gqa_reader import GqaReader
 from tilert_stream.nodes.vllm.ledger import Extraction, StepWork, Withdrawal
-from tilert_stream.nodes.vllm.worker import Place, Worker
+from tilert_stream.nodes.vllm.place import Place
+from tilert_stream.nodes.vllm.worker import Worker
 
 NODE = Destination("node", 5556)
 LAYOUT = GqaLayout(model="m", layers=2, kv_heads=2, head_dim=3, dtype="float32", max_seq_len=8)
@@ -34,7 +37,7 @@ class FakeHandOver:
 
 @dataclass
 class FakeSender:
-    layout: GqaLayout = LAYOUT
+    layout: KVLayout = LAYOUT
     rank: int = 0
     refuses: frozenset[str] = frozenset()
     begun: dict[str, FakeHandOver] = field(default_factory=dict[str, FakeHandOver])
@@ -61,6 +64,10 @@ def caches(*layers: torch.Tensor) -> dict[str, torch.Tensor]:
     return {f"model.layers.{i}.self_attn.attn": layer for i, layer in enumerate(layers)}
 
 
+def read_all(found: dict[str, torch.Tensor], layout: GqaLayout = LAYOUT) -> GqaReader:
+    return GqaReader(found, layout, block_size=BLOCK, rank=0)
+
+
 def extraction(request_id: str, seq_len: int, *blocks: int) -> Extraction:
     return Extraction(request_id, NODE, seq_len, 0, "0" * 16, blocks)
 
@@ -71,8 +78,8 @@ def test_the_staging_is_what_the_layout_says(rank: int) -> None:
     rows = [drawn(5), drawn(5) + 1000]
     worker_caches = caches(*(written_cpu_packed(layer, [3, 0, 2], BLOCK, 4) for layer in rows))
     sender = FakeSender(layout, rank)
-    worker = Worker(worker_caches, layout=layout, block_size=BLOCK, rank=rank, sender=sender)
-    worker.run(StepWork((extraction("r", 5, 3, 0, 2),)))
+    reader = GqaReader(worker_caches, layout, block_size=BLOCK, rank=rank)
+    Worker(reader, sender).run(StepWork((extraction("r", 5, 3, 0, 2),)))
     hand_over = sender.begun["r"]
     assert hand_over.did == ["send"]
     staged = layout.staged(hand_over.staging, 5, rank)
@@ -81,22 +88,35 @@ def test_the_staging_is_what_the_layout_says(rank: int) -> None:
         assert torch.equal(staged.values[layer], rows[layer][:, 1])
 
 
+def test_kv_09_what_is_sent_is_of_the_step_although_vllm_uses_its_blocks_again() -> None:
+    """They are the next request's when the step is over, long before the cache has travelled."""
+    rows = [drawn(4), drawn(4) + 1000]
+    layers = [written_cpu_packed(row, [3, 0], BLOCK, 4) for row in rows]
+    sender = FakeSender()
+    worker = Worker(read_all(caches(*layers)), sender)
+    worker.run(StepWork((extraction("r", 4, 3, 0),)))
+    for cache in layers:
+        cache.fill_(-1)
+    worker.run(StepWork((extraction("next", 4, 3, 0),)))
+    staged = LAYOUT.staged(sender.begun["r"].staging, 4)
+    for number, row in enumerate(rows):
+        assert torch.equal(staged.keys[number], row[:, 0])
+        assert torch.equal(staged.values[number], row[:, 1])
+    assert (LAYOUT.staged(sender.begun["next"].staging, 4).keys[0] == -1).all()
+
+
 def test_layers_go_by_their_number_not_by_their_order() -> None:
     layers = [written_cpu_packed(drawn(2) + 100 * i, [0], BLOCK, 1) for i in range(2)]
     mixed = dict(reversed(caches(*layers).items()))
     sender = FakeSender()
-    Worker(mixed, layout=LAYOUT, block_size=BLOCK, rank=0, sender=sender).run(
-        StepWork((extraction("r", 2, 0),))
-    )
+    Worker(read_all(mixed), sender).run(StepWork((extraction("r", 2, 0),)))
     staged = LAYOUT.staged(sender.begun["r"].staging, 2)
     assert torch.equal(staged.keys[1], drawn(2)[:, 0] + 100)
 
 
 def make_worker(sender: FakeSender, *, sync: bool = False) -> Worker:
     layers = (torch.zeros(4, 2, BLOCK, 6) for _ in range(2))
-    return Worker(
-        caches(*layers), layout=LAYOUT, block_size=BLOCK, rank=0, sender=sender, sync=sync
-    )
+    return Worker(read_all(caches(*layers)), sender, sync=sync)
 
 
 def test_with_sync_the_step_waits_for_the_hand_over() -> None:
@@ -168,7 +188,7 @@ def test_kv_06_caches_of_another_model_are_refused(names: list[str], dtype: str,
     kind: torch.dtype = getattr(torch, dtype)
     layers = {name: torch.zeros(4, 2, BLOCK, 6, dtype=kind) for name in names}
     with pytest.raises(ConfigError, match=said):
-        Worker(layers, layout=LAYOUT, block_size=BLOCK, rank=0, sender=FakeSender())
+        read_all(layers)
 
 
 def test_kv_06_keys_stored_for_amx_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +196,7 @@ def test_kv_06_keys_stored_for_amx_are_refused(monkeypatch: pytest.MonkeyPatch) 
     layout = replace(LAYOUT, dtype="bfloat16")
     layers = (torch.zeros(4, 2, BLOCK, 6, dtype=torch.bfloat16) for _ in range(2))
     with pytest.raises(ConfigError, match=r"bfloat16 keys for AMX .* --dtype float32"):
-        Worker(caches(*layers), layout=layout, block_size=BLOCK, rank=0, sender=FakeSender())
+        read_all(caches(*layers), layout)
     make_worker(FakeSender())
 
 
@@ -219,9 +239,7 @@ def test_a_cache_on_a_device_is_staged_in_pinned_memory() -> None:
     cache = written_cuda_packed(drawn(5), [3, 0, 2], BLOCK, 4).cuda()
     staging = memoryview(bytearray(LAYOUT.staging_bytes(5)))
     sender = FakeSender(memory=staging)
-    worker = Worker(
-        caches(cache, cache + 1000), layout=LAYOUT, block_size=BLOCK, rank=0, sender=sender
-    )
+    worker = Worker(read_all(caches(cache, cache + 1000)), sender)
     sender.begun["r"] = FakeHandOver(staging)
     worker.run(StepWork((extraction("r", 5, 3, 0, 2),)))
     staged = LAYOUT.staged(staging, 5)

@@ -18,7 +18,7 @@ from tilert_stream.errors import InvalidRequest
 from tilert_stream.nodes import node_app
 from tilert_stream.nodes.decode_orders import DecodeBody, DecodeOrder, to_order
 from tilert_stream.testing import Gate
-from tilert_transports.control.messages import Released
+from tilert_transports.control.messages import Abort, Released
 
 CONTENT: Final = re.compile(rb'"content":"([a-z]*)"')
 FIRST: Final = 1
@@ -122,6 +122,59 @@ async def test_kv_03_a_rank_twice_and_one_that_does_not_exist_are_not_the_missin
             gate.open()
             await cluster.idle()
     assert imported == [], "never begun on a part of it"
+
+
+@both
+@pytest.mark.parametrize("router_waits", [True, False])
+async def test_pd_14_a_rank_that_gives_up_ends_what_the_other_has_brought(
+    router_waits: bool, stream: bool
+) -> None:
+    """Rank 0 has landed, rank 1 gives up while it writes, after the router has come or before."""
+    imported: list[int] = []
+    with Gate() as gate, Gate() as prefill:
+        layout = TwoSenders(gate)
+        script = Script(before_import=imported.append)
+        cluster = Cluster(
+            prefill=Script(before_chunk=prefill.pass_through),
+            prefill_layout=layout,
+            decode_models=[ScriptedModel(script, slots=1, layout=layout)],
+        )
+        answers: list[Answer] = []
+        async with cluster.running():
+            async with (
+                anyio.create_task_group() as tasks,
+                raw_prefill(cluster) as first,
+                raw_prefill(cluster) as second,
+            ):
+
+                async def ask() -> None:
+                    answers.append(await cluster.ask(stream=stream, max_tokens=9))
+
+                tasks.start_soon(ask)
+                rid = await promised(cluster)
+                for rank, raw in enumerate((first, second)):
+                    await raw.say(raw.claim(rid, FIRST, rank=rank))
+                    assert (await raw.hear())["type"] == "grant"
+                await first.say(first.commit(FIRST))
+                assert (await first.hear())["type"] == "released"
+                if router_waits:
+                    prefill.open()
+                    while not cluster.decode_apps[0].service.ledger.counts:
+                        await anyio.lowlevel.checkpoint()
+                await second.say(Abort(FIRST, "preempted"))
+                assert (await second.hear())["type"] == "released"
+                prefill.open()
+                while not answers:
+                    await anyio.lowlevel.checkpoint()
+            gate.open()
+            await cluster.idle()
+    (answer,) = answers
+    # Of a stream the first token had left: prefill had answered.
+    assert (answer.status, answer.text) == ((200, "a") if stream else (502, ""))
+    assert (answer.error, answer.finish_reason) == ("decode_failed", None)
+    assert answer.message.endswith("prefill node raw gave up: preempted")
+    assert answer.complete is not stream
+    assert imported == []
 
 
 @both

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -15,6 +16,8 @@ import pytest
 from tests.pd.cluster import Answer, Cluster
 from tests.pd.raw_prefill import RawPrefill, hello_of, raw_prefill
 from tilert_engine.scripted import Script
+from tilert_stream.cluster import decode_call
+from tilert_stream.cluster.grant import Grant as HTTPGrant
 from tilert_stream.testing import Gate
 from tilert_transports.control.auth import ClusterKey
 from tilert_transports.control.frames import FrameReader, encode_frame
@@ -23,6 +26,7 @@ from tilert_transports.control.handshake import PrefillHandshake
 from tilert_transports.control.messages import (
     Abort,
     Commit,
+    Decline,
     Grant,
     Message,
     Progress,
@@ -228,3 +232,37 @@ async def test_a_claim_is_refused_at_once_where_its_router_was(
     words = [(each["type"], each["generation"]) for each in told]
     assert words == [("abort", FORETOLD + 7), ("abort", 9)]
     await computing.is_answered()
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+async def test_a_name_that_prefill_has_given_up_is_not_waited_for(
+    cluster: Cluster, claimed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node grants by another one, and its router has prefill asked again."""
+    await served(cluster)  # the router knows the node from now on
+    named: list[int] = []
+
+    def foretell(request: str, incarnation: str) -> HTTPGrant:
+        named.append(FORETOLD + 7)
+        return HTTPGrant(request, incarnation, FORETOLD + 7, 0, inf)
+
+    monkeypatch.setattr(decode_call, "foretold_grant", foretell)
+    async with raw_prefill(cluster) as raw:
+        if claimed:
+            await raw.say(raw.claim("any", FORETOLD + 7))
+            await raw.say(Abort(FORETOLD + 7, "preempted"))
+            assert (await raw.hear())["type"] == "released"
+        else:
+            await raw.say(Decline("any", raw.peer.incarnation, FORETOLD + 7, "no memory"))
+            await in_order(raw)
+        await served(cluster)
+    assert named == [FORETOLD + 7]
+
+
+async def test_a_claim_that_waits_is_not_made_twice(cluster: Cluster) -> None:
+    async with raw_prefill(cluster) as raw:
+        for _ in range(2):
+            await raw.say(raw.claim("cafe", FORETOLD + 7))
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await raw.hear()
+    await served(cluster)

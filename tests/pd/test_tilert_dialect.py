@@ -265,6 +265,21 @@ async def test_a_sender_that_dies_is_told_at_once(
         await cluster.idle()
 
 
+async def test_a_decline_is_not_for_a_cache_that_is_here(
+    cluster: TilertCluster, computed: Computed, expected: Answer
+) -> None:
+    rid = new_rid()
+    async with cluster.running():
+        await cluster.hand_over(rid, computed)
+        while cluster.gauges == (4, 0):
+            await anyio.lowlevel.checkpoint()
+        status, told = await cluster.call("POST", "/pd/decline", rid=rid, reason="too slow")
+        assert (status, told["error"]["code"]) == (404, "not_found")
+        ids, _ = await cluster.decode(rid, computed.first, 9)
+        assert ids == expected.ids[:9]
+        await cluster.idle()
+
+
 async def test_a_cache_that_never_comes_times_out(cluster: TilertCluster) -> None:
     async with cluster.running():
         order = cluster.order(new_rid(), 5, 8)
@@ -355,6 +370,7 @@ async def test_our_router_takes_it_for_a_node_of_tilerts(
             assert fields["kv_transfer_params"] == {
                 "tilert_host": "127.0.0.1",
                 "tilert_ctrl_port": cluster.port.port,
+                "tilert_http_port": cluster.node.port,
             }
             rid = normalise_rid(f"cmpl-{fields['request_id']}-0-0123abcd")
             tasks.start_soon(cluster.hand_over, rid, computed)

@@ -227,7 +227,7 @@ async def test_a_refusal_is_counted_and_its_line_has_the_answers_id(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_clients_own_id_is_echoed_and_logged_beside_ours(*, stream: bool) -> None:
+async def test_kv_11_a_clients_own_id_is_echoed_and_logged_beside_ours(*, stream: bool) -> None:
     watched = Watched()
     async with watched.app.lifespan():
         answer = await watched.ask({"x-request-id": "mine-1 \r\n<b>"}, max_tokens=2, stream=stream)
@@ -245,7 +245,7 @@ async def test_a_clients_own_id_is_echoed_by_a_refusal() -> None:
     assert dict(answer.sent[0]["headers"])[b"x-request-id"] == b"mine-2"
 
 
-async def test_a_clients_id_is_cut() -> None:
+async def test_kv_11_a_clients_id_is_cut() -> None:
     watched = Watched()
     async with watched.app.lifespan():
         answer = await watched.ask({"x-request-id": "é" + "x" * 200}, max_tokens=2)

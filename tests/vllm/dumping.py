@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.vllm.server import FOLDER, PIPE
-from tilert_engine.layouts.gqa import GqaLayout
+from tilert_engine.layouts.abc import KVLayout
 from tilert_stream.nodes.hand_over.destination import Destination
 from tilert_stream.nodes.vllm.ledger import Extraction, Withdrawal
 from tilert_stream.nodes.vllm.types import SchedulerOutput
@@ -45,7 +45,7 @@ class Dump:
 
 
 class DumpSender:
-    def __init__(self, layout: GqaLayout, rank: int) -> None:
+    def __init__(self, layout: KVLayout, rank: int) -> None:
         self._folder = folder()
         self._layout = layout
         self._rank = rank
@@ -67,5 +67,5 @@ class DumpingConnector(TilertStreamConnector):
             tell(folder(), f"begun {new.req_id}")
         return super().build_connector_meta(scheduler_output)
 
-    def make_sender(self, layout: GqaLayout, rank: int) -> DumpSender:
+    def make_sender(self, layout: KVLayout, rank: int) -> DumpSender:
         return DumpSender(layout, rank)

@@ -5,7 +5,6 @@
 ``POST /pd/renew``        the reservation's lease, while prefill takes its time
 ``POST /pd/decode``       the stream of tokens; its head comes when the KV cache has
 ``POST /pd/cancel``       gives the request up, in whatever phase it is
-``POST /pd/decline``      from prefill, which does not reach the control port
 ``GET /decode_status``    ``idle`` or ``busy``: how a stock TileRT node is picked
 ========================  ==========================================================
 
@@ -22,13 +21,12 @@ import orjson
 
 from ..errors import Busy, KVTimeout, UnsupportedParameter
 from ..http.client.errors import UpstreamInvalid
-from ..http.client.origin import Origin
 from .errors import DecodeFailed, ReservationLost
 from .further_sampling import further_sampling
 from .grant import Grant, foretold_grant, grant_asked, read_grant
 from .json_fields import as_object
 from .refusals import mismatch_of, read_words, refusal_of, retry_after
-from .signing import Signing
+from .signed_posts import ANSWER_BYTES, SignedPosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,9 +38,6 @@ if TYPE_CHECKING:
     from .signing import Sign
 
 __all__ = ("DecodeCall",)
-
-ANSWER_BYTES: Final = 1024 * 1024
-REASON_MAX: Final = 2000
 
 _GONE: Final = frozenset({"kv_grant_gone"})
 
@@ -68,9 +63,10 @@ class DecodeCall:
     ) -> None:
         self.client = client
         self.address = address
-        self.origin = Origin.parse(address.origin, label=label)
-        self._signing = Signing(sign)
-        self._answer_timeout = answer_timeout
+        self._posts = SignedPosts(
+            client, address, label=label, sign=sign, answer_timeout=answer_timeout
+        )
+        self.origin = self._posts.origin
         self._kv_timeout = kv_timeout
         self._stock = False
         self._incarnation: str | None = None
@@ -96,9 +92,8 @@ class DecodeCall:
         foretold: Grant,
     ) -> Begun | None:
         """Ask for what was foretold, and leave the answer to ``reserve``; None: not now. Sync."""
-        body = orjson.dumps(grant_asked(request, attempt, layout, foretold))
-        headers = self._signing.headers("POST", "/pd/reserve", body)
-        return self.client.begin(self.origin, "POST", "/pd/reserve", headers, body)
+        asked = grant_asked(request, attempt, layout, foretold)
+        return self._posts.begin("/pd/reserve", orjson.dumps(asked))
 
     async def reserve(
         self,
@@ -133,7 +128,9 @@ class DecodeCall:
                 sent = orjson.dumps(asked)
             else:
                 sent = begun.body
-            status, body, after = await self._post("/pd/reserve", sent, wait=wait, begun=begun)
+            status, body, after = await self._posts.post(
+                "/pd/reserve", sent, wait=wait, begun=begun
+            )
             if status == 200:
                 return self._grant(body, request.id)
             if status != 404 or read_words(body).code is not None:
@@ -183,9 +180,9 @@ class DecodeCall:
 
     async def _status(self) -> Mapping[str, object]:
         async with self.client.request(
-            self.origin, "GET", "/decode_status", head_timeout=self._answer_timeout
+            self.origin, "GET", "/decode_status", head_timeout=self._posts.answer_timeout
         ) as response:
-            body = await response.read(ANSWER_BYTES, within=self._answer_timeout)
+            body = await response.read(ANSWER_BYTES, within=self._posts.answer_timeout)
         if response.status != 200:
             raise self._refusal(response.status, body, retry_after(response.header))
         try:
@@ -208,7 +205,7 @@ class DecodeCall:
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
         asked = {"rid": grant.request, "generation": grant.generation}
-        status, body, after = await self._post("/pd/renew", orjson.dumps(asked))
+        status, body, after = await self._posts.post("/pd/renew", orjson.dumps(asked))
         if status != 200:
             raise self._refusal(status, body, after)
 
@@ -219,16 +216,7 @@ class DecodeCall:
 
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
-        await self._post("/pd/cancel", orjson.dumps({"rid": request, "attempt": attempt}))
-
-    async def decline(self, request: str, incarnation: str, generation: int, reason: str) -> None:
-        """From prefill: nothing will come for a grant. That nobody waits for it is fine.
-
-        :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
-        """
-        grant = {"rid": request, "incarnation": incarnation, "generation": generation}
-        told = {**grant, "reason": reason[:REASON_MAX]}
-        await self._post("/pd/decline", orjson.dumps(told))
+        await self._posts.post("/pd/cancel", orjson.dumps({"rid": request, "attempt": attempt}))
 
     async def decode(self, request: GenerateRequest, grant: Grant, first_token: int) -> Response:
         """Begin, and wait until the KV cache has landed and is imported; close what is returned.
@@ -240,11 +228,13 @@ class DecodeCall:
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
         body = orjson.dumps(self._order(request, grant, first_token))
-        response = await self._open("/pd/decode", body, self._kv_timeout + self._answer_timeout)
+        response = await self._posts.open(
+            "/pd/decode", body, self._kv_timeout + self._posts.answer_timeout
+        )
         try:
             if response.status == 200:
                 return response
-            words = await response.read(ANSWER_BYTES, within=self._answer_timeout)
+            words = await response.read(ANSWER_BYTES, within=self._posts.answer_timeout)
         except BaseException:
             response.close()
             raise
@@ -274,35 +264,6 @@ class DecodeCall:
         if grant.promised:
             order["generation"] = grant.generation
         return order
-
-    async def _post(
-        self, path: str, body: bytes, *, wait: float = 0, begun: Begun | None = None
-    ) -> tuple[int, bytes, float | None]:
-        response = await self._open(path, body, self._answer_timeout + wait, begun)
-        try:
-            answer = await response.read(ANSWER_BYTES, within=self._answer_timeout)
-        finally:
-            response.close()
-        return response.status, answer, retry_after(response.header)
-
-    async def _open(
-        self, path: str, body: bytes, head_timeout: float, begun: Begun | None = None
-    ) -> Response:
-        """The head of the answer to a signed call; close what is returned."""
-        node = self._signing.node
-        response = await self._send(path, body, head_timeout, begun)
-        if self._signing.learn(response, node):
-            response.close()
-            return await self._send(path, body, head_timeout)
-        return response
-
-    async def _send(
-        self, path: str, body: bytes, head_timeout: float, begun: Begun | None = None
-    ) -> Response:
-        headers = self._signing.headers("POST", path, body)
-        return await self.client.open(
-            self.origin, "POST", path, headers, body, head_timeout=head_timeout, begun=begun
-        )
 
     def _refusal(self, status: int, body: bytes, after: float | None) -> TilertStreamError:
         words = read_words(body)

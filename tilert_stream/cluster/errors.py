@@ -10,6 +10,7 @@ __all__ = (
     "HandOverLost",
     "HandshakeRefused",
     "LayoutMismatch",
+    "NodeFailed",
     "NodeRefused",
     "ReservationLost",
     "Unprocessable",
@@ -39,6 +40,10 @@ class HandOverLost(UpstreamError):
 
 class LayoutMismatch(HandshakeRefused):
     """The same, as the decode node has said before anything was computed."""
+
+
+class NodeFailed(UpstreamError):
+    """A node answered a 5xx that is about itself, such as an engine that has died under it."""
 
 
 class NodeRefused(UpstreamError):

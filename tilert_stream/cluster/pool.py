@@ -1,8 +1,9 @@
 """Nodes of one kind: which to ask next, who is busy, who is dead.
 
 In: the outcomes of attempts. Out: the order of the next ones. Free nodes come first, those with
-fewest requests of ours, in turn; a node that did not answer comes last for a while. A node's 4xx,
-its 429 and its 503 say nothing of its health.
+fewest requests of ours, in turn; a node that did not answer, or said that it has failed, comes last
+for a while: it fails faster than others serve, and would draw all requests else. A node's 4xx, its
+429 and its 503 say nothing of its health.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..http.client.errors import (
     UpstreamInvalid,
     UpstreamTimeout,
 )
-from .errors import HandOverLost, HandshakeRefused
+from .errors import DecodeFailed, HandOverLost, HandshakeRefused, NodeFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -36,7 +37,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-_SICK = (ConnectFailed, UpstreamClosed, UpstreamInvalid, UpstreamTimeout)
+_SICK = (
+    ConnectFailed,
+    DecodeFailed,
+    NodeFailed,
+    UpstreamClosed,
+    UpstreamInvalid,
+    UpstreamTimeout,
+)
 _UNREACHED = (Busy, NotReady, ConnectFailed, UpstreamClosed, HandshakeRefused, HandOverLost)
 """The request was not begun, or its work is lost with the node: another may be asked."""
 
@@ -49,7 +57,7 @@ class NodeStatus:
     requests: int
     """Of this router, on that node now."""
     answers: bool
-    """Whether its last answer was one."""
+    """Whether its last answer was one, and no 5xx about itself."""
 
 
 class Visit:
@@ -104,7 +112,7 @@ class Pool(Generic[T]):
 
     :param kind: what they are called in errors, such as ``decode``.
     :param nodes: by name.
-    :param shun: seconds for which a node that did not answer comes last.
+    :param shun: seconds for which a node that did not answer, or has failed, comes last.
     :param clock: monotonic seconds.
     :raises ~tilert_stream.errors.ConfigError: there is none.
     """
@@ -135,8 +143,20 @@ class Pool(Generic[T]):
 
         :param first: has been chosen before; nobody's turn has come then.
         """
-        turn = self._turn % len(self.members)
+        order = self._ordered(first)
         self._turn += first is None
+        return order
+
+    def next(self) -> Member[T]:
+        """Whom to ask first; its turn has come only with ``take_turn``."""
+        return self._ordered(None)[0]
+
+    def take_turn(self) -> None:
+        """Whoever was to be asked first has been."""
+        self._turn += 1
+
+    def _ordered(self, first: Member[T] | None) -> list[Member[T]]:
+        turn = self._turn % len(self.members)
         now = self._clock()
         return sorted(
             self.members[turn:] + self.members[:turn],

@@ -22,7 +22,14 @@ from ..errors import (
 )
 from ..http.client.errors import UpstreamError, UpstreamTimeout
 from ..http.errors import RequestTimeout
-from .errors import HandOverLost, HandshakeRefused, LayoutMismatch, NodeRefused, Unprocessable
+from .errors import (
+    HandOverLost,
+    HandshakeRefused,
+    LayoutMismatch,
+    NodeFailed,
+    NodeRefused,
+    Unprocessable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -127,7 +134,7 @@ def refusal_of(
         logger.warning("%s answered %d: %s", label, status, reason)
         if status < 500:
             return NodeRefused(f"{label} does not serve this router (status {status})")
-        return UpstreamError(f"{label} failed (status {status})")
+        return NodeFailed(f"{label} failed (status {status})")
     kind = _BY_CODE.get(words.code or "", _PASSED[status]) if status == 400 else _PASSED[status]
     if status in (429, 503) and after is None:
         after = 1

@@ -22,7 +22,7 @@ from tilert_transports.control.layout import describe, differences
 from tilert_transports.control.prompt import PromptIdentity
 
 from .decode_node import DecodeNode
-from .decode_orders import DeclineBody, RenewBody, ReserveBody, read
+from .decode_orders import DeclineGrantBody, RenewBody, ReserveBody, read
 from .node_app import NodeApp
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class DecodeApp(NodeApp[DecodeNode[Any]]):
         await JSONBody(dumps({"rid": asked.rid, "ttl": ttl}))(scope, receive, send)
 
     async def _decline(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = read(DeclineBody, body)
+        asked = read(DeclineGrantBody, body)
         grant = (asked.rid, asked.incarnation, asked.generation)
         if not self.node.decline(*grant, asked.reason):
             raise NotFound(f"nobody waits for grant {asked.generation} of request {asked.rid}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = (
     "CancelBody",
     "DeclineBody",
+    "DeclineGrantBody",
     "DecodeBody",
     "DecodeOrder",
     "PromptBody",
@@ -86,12 +87,17 @@ class RenewBody(WireModel):
 
 
 class DeclineBody(WireModel):
-    """``POST /pd/decline``."""
+    """``POST /pd/decline``, in a dialect without grants."""
 
     rid: RequestId
+    reason: str = Field(max_length=2000)
+
+
+class DeclineGrantBody(DeclineBody):
+    """``POST /pd/decline``."""
+
     incarnation: str
     generation: int = Field(ge=1)
-    reason: str = Field(max_length=2000)
 
 
 class CancelBody(WireModel):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tilert_stream.cluster.decode_call import DecodeCall
     from tilert_stream.cluster.grant import Grant
-    from tilert_stream.cluster.pool import Member, Pool
+    from tilert_stream.cluster.pool import Member, Pool, Visit
     from tilert_stream.cluster.prefill_answer import PrefillAnswer
     from tilert_stream.cluster.prefill_call import PrefillCall
     from tilert_stream.cluster.prefill_layouts import PrefillLayouts
@@ -60,10 +60,16 @@ class RemotePrefill:
     def begin(
         self, request: GenerateRequest, node: DecodeCall, grant: Grant
     ) -> EarlyPrefill | None:
-        """Ask the first node now, for a slot that is being asked for; None: not now. Sync."""
-        member = self._pool.order()[0]
+        """Ask the first node now, for a slot that is being asked for; None: not now. Sync.
+
+        It counts as one of the node's requests from now on.
+        """
+        member = self._pool.next()
         begun = member.node.begin(request, _kv_transfer_params(request, node, grant))
-        return None if begun is None else EarlyPrefill(member, begun)
+        if begun is None:
+            return None
+        self._pool.take_turn()
+        return EarlyPrefill(member, begun)
 
     async def prefill(self, reserved: Reserved, scope: RequestScope) -> Prefilled:
         """Have the prompt computed, and the reservation kept alive; one that fails ends the other.
@@ -95,8 +101,17 @@ class RemotePrefill:
         self, reservation: Reservation, scope: RequestScope
     ) -> PrefillAnswer | UpstreamError:
         """Prefill's answer, or why the reservation was lost meanwhile, or is of no use."""
-        params = _kv_transfer_params(scope.request, reservation.node, reservation.grant)
         early, reservation.early = cast("EarlyPrefill | None", reservation.early), None
+        try:
+            return await self._ask_some(reservation, scope, early)
+        finally:
+            if early is not None:
+                early.close()
+
+    async def _ask_some(
+        self, reservation: Reservation, scope: RequestScope, early: EarlyPrefill | None
+    ) -> PrefillAnswer | UpstreamError:
+        params = _kv_transfer_params(scope.request, reservation.node, reservation.grant)
         answer: PrefillAnswer | None = None
         lost: list[TilertStreamError] = []
         asking = True
@@ -121,8 +136,6 @@ class RemotePrefill:
         except (HandshakeRefused, HandOverLost) as error:
             return error
         finally:
-            if early is not None:
-                early.close()
             asking = False
             stop_keeping()
             hold.release("prefilled")
@@ -144,9 +157,9 @@ class RemotePrefill:
         params: Mapping[str, object] | None,
         early: EarlyPrefill | None,
     ) -> PrefillAnswer:
-        visit = member.visit()
+        taken = early.take(member) if early is not None else None
+        visit, begun = taken or (member.visit(), None)
         try:
-            begun = early.take(member) if early is not None else None
             answer = await member.node.prefill(request, params, begun)
         finally:
             visit.leave()
@@ -163,25 +176,30 @@ class RemotePrefill:
 
 
 class EarlyPrefill:
-    """A prefill that one node has been asked for."""
+    """A prefill that one node has been asked for, and counts as one of its requests."""
 
-    __slots__ = ("_begun", "member")
+    __slots__ = ("_held", "member")
 
     def __init__(self, member: Member[PrefillCall], begun: Begun) -> None:
         self.member = member
-        self._begun: Begun | None = begun
+        self._held: tuple[Visit, Begun] | None = (member.visit(), begun)
 
-    def take(self, member: Member[PrefillCall]) -> Begun | None:
-        """What ``member`` has been asked, once; None: nothing."""
+    def take(self, member: Member[PrefillCall]) -> tuple[Visit, Begun] | None:
+        """The visit of ``member``, which is the taker's to leave then, and what it has been asked.
+
+        Once; None: nothing.
+        """
         if member is not self.member:
             return None
-        begun, self._begun = self._begun, None
-        return begun
+        held, self._held = self._held, None
+        return held
 
     def close(self) -> None:
         """Give it up, if nobody has taken it. Sync, idempotent."""
-        if self._begun is not None:
-            self._begun.close()
+        if self._held is not None:
+            (visit, begun), self._held = self._held, None
+            visit.leave()
+            begun.close()
 
 
 def _kv_transfer_params(
@@ -191,7 +209,7 @@ def _kv_transfer_params(
         # The first token is the last one: no KV cache is wanted.
         return None
     address = node.address
-    if grant.incarnation is None:
-        return params_for(Destination(address.host, address.ctrl_port))
-    claim = Claim(grant.request, grant.incarnation, grant.generation)
+    claim = None
+    if grant.incarnation is not None:
+        claim = Claim(grant.request, grant.incarnation, grant.generation)
     return params_for(Destination(address.host, address.ctrl_port, claim, address.http_port))

@@ -1,5 +1,7 @@
 """A decode node's HTTP as a stock TileRT router calls it: nothing can be reserved.
 
+One path is ours, ``POST /pd/decline``, for a prefill of ours: a hand-over will not come.
+
 A path that there is not is answered like TileRT's own server does it, so that routers of ours take
 the node for one of TileRT's: they pick it by ``/decode_status``.
 """
@@ -10,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tilert_stream.asgi.request_id import id_header
 from tilert_stream.asgi.response import JSON, JSONBody
+from tilert_stream.errors import NotFound
+from tilert_stream.openai.encoding import dumps
 
+from .decode_orders import DeclineBody, read
 from .node_app import NodeApp
 from .tilert_node import TilertNode
 
@@ -46,10 +51,16 @@ class TilertApp(NodeApp[TilertNode[Any]]):
             eos_ids=eos_ids,
             port=port,
             verifier=verifier,
-            posts={},
+            posts={"/pd/decline": self._decline},
             unknown=_not_found,
             telemetry=telemetry,
         )
+
+    async def _decline(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = read(DeclineBody, body)
+        if not self.node.decline(asked.rid, asked.reason):
+            raise NotFound(f"the KV cache of request {asked.rid} is here, or on its way")
+        await JSONBody(dumps({"declined": asked.rid}))(scope, receive, send)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -52,6 +52,7 @@ class TilertNode(EngineSide[SequenceT]):
 
     :param arrived: waits for the KV cache of a request id.
     :param discard: gives up the one of a request id, here or yet to come; whether it was here.
+    :param decline: fails the one of a request id, of which nothing is here; whether nothing was.
     :param view: the bytes of a landing region.
     """
 
@@ -60,11 +61,14 @@ class TilertNode(EngineSide[SequenceT]):
         worker: DecodeWorker[SequenceT],
         arrived: Callable[[str], Awaitable[Arrival]],
         discard: Callable[[str], bool],
+        decline: Callable[[str, str], bool],
         view: Callable[[LandingRegion], LandedBytes],
     ) -> None:
         super().__init__(worker, view)
         self._arrived = arrived
         self._discard = discard
+        self.decline = decline
+        """Prefill's word, and its reason, that nothing will come for a request."""
         self._held: dict[str, _Held] = {}
 
     @property

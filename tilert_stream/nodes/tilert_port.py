@@ -14,6 +14,7 @@ from uuid import uuid4
 from anyio import AsyncContextManagerMixin, CancelScope, create_task_group
 
 from tilert_stream.errors import ConfigError, NotReady
+from tilert_transports.control.errors import HandOffFailed
 from tilert_transports.control.listener import bind
 from tilert_transports.control.regions import RegionPool
 from tilert_transports.control.tilert_pd import TilertHello
@@ -167,6 +168,12 @@ class TilertPort(AsyncContextManagerMixin):
     def discard(self, rid: str) -> bool:
         """Give up the KV cache of ``rid``; see ``TilertInbox.discard``. Nothing once it is left."""
         return self._server is not None and self._server.inbox.discard(rid)
+
+    def decline(self, rid: str, reason: str) -> bool:
+        """Fail the request ``rid``; see ``TilertInbox.decline``. Nothing once it is left."""
+        if self._server is None:
+            return False
+        return self._server.inbox.decline(rid, HandOffFailed(f"prefill gave up: {reason}"))
 
     def statistics(self) -> ReservationStatistics:
         """How many landing regions are in each state.

@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilert_engine.layouts.gqa import GqaLayout
 from tilert_stream.errors import ConfigError
 
+from .vllm.cache_kind import cache_kind
 from .vllm.ledger import Ledger, StepWork
 from .vllm.options import VllmOptions
-from .vllm.worker import Place, Worker
+from .vllm.reader import open_reader
+from .vllm.worker import Worker
 
 if TYPE_CHECKING:
     import torch
+
+    from tilert_engine.layouts.abc import KVLayout
 
     from .vllm.types import ConnectorBase as KVConnectorBase_V1
     from .vllm.types import ConnectorMetadata as KVConnectorMetadata
@@ -62,7 +64,7 @@ class TilertStreamConnector(KVConnectorBase_V1):
     """A producer of KV caches for decode nodes of this project, and of TileRT.
 
     :raises ~tilert_stream.errors.ConfigError: a role other than ``kv_producer``, an option that is
-        wrong, or a kind of cache or parallelism that the layout does not have.
+        wrong, or a kind of cache or parallelism that no layout has.
     """
 
     def __init__(
@@ -71,11 +73,11 @@ class TilertStreamConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = _producer(vllm_config)
         _check_parallel(vllm_config.parallel_config)
-        self._block_size = _block_size(kv_cache_config)
+        self._kind = cache_kind(kv_cache_config)
         self._config = vllm_config
         self._options = VllmOptions.of(transfer.kv_connector_extra_config)
         self._ledger = Ledger(
-            self._block_size,
+            self._kind.block_size,
             default_host=self._options.host,
             default_port=self._options.ctrl_port,
         )
@@ -92,7 +94,7 @@ class TilertStreamConnector(KVConnectorBase_V1):
 
     # --- in the workers ----------------------------------------------------------------------
 
-    def make_sender(self, layout: GqaLayout, rank: int) -> KVSender:
+    def make_sender(self, layout: KVLayout, rank: int) -> KVSender:
         """What hands KV caches over, off the forward path."""
         # Only workers need them, and only those that send.
         from tilert_transports.control.auth import ClusterKey
@@ -119,30 +121,11 @@ class TilertStreamConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the paged caches, by layer name; starts the sender."""
-        parallel, model = self._config.parallel_config, self._config.model_config
-        size = parallel.tensor_parallel_size
-        place = Place.of(model.get_total_num_kv_heads(), parallel.rank % size, size)
-        if not place.sends:
+        reader = open_reader(kv_caches, self._kind, self._config, self._options)
+        if reader is None:
             return
-        first = next(iter(kv_caches.values()))
-        layout = GqaLayout(
-            model=self._options.model or Path(model.model).resolve().name,
-            layers=model.get_num_layers(parallel),
-            kv_heads=model.get_total_num_kv_heads(),
-            head_dim=model.get_head_size(),
-            dtype=str(first.dtype).removeprefix("torch."),
-            max_seq_len=self._options.max_seq_len or model.max_model_len,
-            senders=place.senders,
-        )
-        self._sender = self.make_sender(layout, place.rank)
-        self._worker = Worker(
-            kv_caches,
-            layout=layout,
-            block_size=self._block_size,
-            rank=place.rank,
-            sender=self._sender,
-            sync=self._options.sync_send,
-        )
+        self._sender = self.make_sender(reader.layout, reader.rank)
+        self._worker = Worker(reader, self._sender, sync=self._options.sync_send)
 
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         """Nothing is ever loaded."""
@@ -214,18 +197,3 @@ def _check_parallel(config: ParallelConfig) -> None:
             raise ConfigError(
                 f"--{flag} is {size}; the connector needs 1 (use --tensor-parallel-size)"
             )
-
-
-def _block_size(config: KVCacheConfig) -> int:
-    """Of the block table that all layers share.
-
-    A cache of another kind than full attention gives blocks back before the prompt is done: what
-    is read from them would be another prompt's.
-    """
-    kinds = [type(group.kv_cache_spec).__name__ for group in config.kv_cache_groups]
-    if kinds != ["FullAttentionSpec"]:
-        raise ConfigError(
-            f"vLLM's KV cache is of kind {', '.join(kinds) or 'none'}; the connector needs one"
-            " FullAttentionSpec: serve a model whose layers all have full attention"
-        )
-    return config.kv_cache_groups[0].kv_cache_spec.block_size

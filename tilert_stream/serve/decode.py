@@ -98,7 +98,7 @@ def build_tilert(config: DecodeConfig, model: Model) -> tuple[TilertApp, TilertP
         prepare=engine.landing,
     )
     worker: DecodeWorker[Any] = DecodeWorker(engine)
-    node = TilertNode(worker, port.arrived, port.discard, port.view)
+    node = TilertNode(worker, port.arrived, port.discard, port.decline, port.view)
     app = TilertApp(
         node,
         _service(config, node, worker),

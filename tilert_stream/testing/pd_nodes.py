@@ -181,6 +181,8 @@ class ScriptedDecodeNode:
         self._between = between
         self._before_end = before_end
         self._generation = 0
+        self._given_up = set[tuple[str, object]]()
+        """Attempts whose cancel may have come before they could be granted."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -207,6 +209,7 @@ class ScriptedDecodeNode:
             return Answer(200, b'{"status":"busy"}' if busy else b'{"status":"idle"}')
         if path == "/pd/cancel":
             self.cancelled.append(fields["rid"])
+            self._given_up.add((fields["rid"], fields.get("attempt")))
             known = self.held.pop(fields["rid"], None) is not None
             return Answer(200, b"{}") if known else _flat(404, "not_found", "no such request")
         if path == "/pd/reserve" and not self._stock:
@@ -220,6 +223,9 @@ class ScriptedDecodeNode:
     def _reserve(self, fields: Fields) -> Answer:
         if fields["max_len"] > self._max_seq_len:
             return _flat(400, "context_length_exceeded", f"the window is {self._max_seq_len}")
+        attempt = fields.get("attempt")
+        if attempt is not None and (fields["rid"], attempt) in self._given_up:
+            return _flat(410, "kv_grant_gone", "the request was given up")
         if len(self.held) >= self._slots:
             return _flat(429, "slots_busy", "all slots are busy", **{"retry-after": "3"})
         self._generation += 1

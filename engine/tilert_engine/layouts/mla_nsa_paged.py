@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from .mla_nsa_cache import WirePlanes
     from .mla_nsa_model import CacheDtype, MlaNsaModel
 
-__all__ = ("PagedCaches", "extract", "layer_of", "recognise")
+__all__ = ("PagedCaches", "extract", "kind_of", "layer_of", "recognise", "stored_dtype")
 
 Kind: TypeAlias = Literal["latent", "indexer"]
 
 _DRAFT_FLAG: Final = '--speculative-config {"method":"mtp","num_speculative_tokens":1}'
 _PAGE_ROW_BYTES: Final = PAGE_BYTES // PAGE_TOKENS
+_DTYPES: Final[tuple[CacheDtype, ...]] = ("fp8_ds_mla", "bf16")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +52,11 @@ class PagedCaches:
     """Each uint8 ``[blocks, 64, 132]``; a block is a page of 8448 bytes."""
 
 
+def kind_of(name: str) -> Kind:
+    """Whose cache a tensor is, by the name that vLLM registers it under."""
+    return "indexer" if "indexer" in name or "index_k" in name else "latent"
+
+
 def layer_of(name: str, model: MlaNsaModel) -> tuple[Kind, int]:
     """Which cache a tensor is, by the name that vLLM registers it under.
 
@@ -59,7 +65,7 @@ def layer_of(name: str, model: MlaNsaModel) -> tuple[Kind, int]:
 
     :raises ~tilert_stream.errors.ConfigError: there is no number in it.
     """
-    kind: Kind = "indexer" if "indexer" in name or "index_k" in name else "latent"
+    kind = kind_of(name)
     if name.startswith("mtp.") or ".mtp." in name:
         return kind, model.main_layers + max(model.draft_layers, 1) - 1
     for part in name.split("."):
@@ -69,6 +75,27 @@ def layer_of(name: str, model: MlaNsaModel) -> tuple[Kind, int]:
         f"vLLM has a KV cache named {name!r}, which names no layer; a name with a number, such as"
         " model.layers.0.self_attn.attn, is needed"
     )
+
+
+def stored_dtype(caches: Mapping[str, torch.Tensor]) -> CacheDtype:
+    """The dtype that vLLM keeps latents in, by the stride of their rows; ``recognise`` checks all.
+
+    :param caches: by name, as ``register_kv_caches`` gets them.
+    :raises ~tilert_stream.errors.ConfigError: there are no latents, or in a dtype of another kind.
+    """
+    name = next((name for name in caches if kind_of(name) == "latent"), None)
+    if name is None:
+        raise ConfigError(f"none of vLLM's {len(caches)} KV caches is one of latents")
+    cache = _three_dimensional(name, caches[name])
+    stride = cache.stride(1) * cache.element_size()
+    dtype = _dtype_of(stride)
+    if dtype is None:
+        known = " or ".join(f"{row_bytes(each)} ({each})" for each in _DTYPES)
+        raise ConfigError(
+            f"the KV cache {name} has rows {stride} bytes apart; {known} are needed: give vLLM"
+            " --kv-cache-dtype fp8_ds_mla or bfloat16"
+        )
+    return dtype
 
 
 def recognise(
@@ -178,6 +205,10 @@ def _listed(items: Iterable[str]) -> str:
     return ", ".join(first[:4]) + (f" and {len(first) - 4} more" if first[4:] else "") or "none"
 
 
+def _dtype_of(stride: int) -> CacheDtype | None:
+    return next((known for known in _DTYPES if row_bytes(known) == stride), None)
+
+
 def _three_dimensional(name: str, cache: torch.Tensor) -> torch.Tensor:
     if cache.dim() == 4 and cache.shape[1] == 1:
         cache = cache.squeeze(1)
@@ -198,8 +229,7 @@ def _checked_rows(name: str, cache: torch.Tensor, dtype: CacheDtype) -> torch.Te
     stride = cache.stride(1) * cache.element_size()
     width = cache.shape[2] * cache.element_size()
     if not stride == width == row_bytes(dtype):
-        names: tuple[CacheDtype, ...] = ("fp8_ds_mla", "bf16")
-        got = next((known for known in names if row_bytes(known) == stride), "no known dtype")
+        got = _dtype_of(stride) or "no known dtype"
         flag = "fp8_ds_mla" if dtype == "fp8_ds_mla" else "bfloat16"
         raise ConfigError(
             f"the KV cache {name} has rows of {width} bytes, {stride} apart ({got}), the layout of"

@@ -28,9 +28,9 @@ def make_regions(count: int) -> list[LandingRegion]:
 
 
 class DecodeSide:
-    """Peers are numbers; 0, 1 and 2 are connected."""
+    """Peers are numbers, from 0; so many are connected."""
 
-    def __init__(self, ranks: Iterable[int] = (0,), slots: int = 1) -> None:
+    def __init__(self, ranks: Iterable[int] = (0,), slots: int = 1, peers: int = 3) -> None:
         self.clock = Clock()
         self.sent: list[tuple[int, Message]] = []
         self.told: list[Event] = []
@@ -46,7 +46,7 @@ class DecodeSide:
             settings=ReservationSettings(ttl=30, max_lifetime=600, lost_writer_time=60),
         )
         self.receiver = Receiver(self.reservations, ranks, self.post)
-        for peer in range(3):
+        for peer in range(peers):
             self.receiver.connect(peer, f"prefill-{peer}")
 
     def post(self, peer: int, message: Message) -> None:

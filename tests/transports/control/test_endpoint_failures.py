@@ -5,13 +5,15 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from tilert_transports.control import session
 from tilert_transports.control.client import ControlClient, Progressing
 from tilert_transports.control.errors import (
     GrantGone,
     HandOffFailed,
     PeerLost,
 )
-from tilert_transports.control.messages import Claim, Grant
+from tilert_transports.control.frames import JSONObject
+from tilert_transports.control.messages import Claim, Grant, Message, to_json
 from tilert_transports.control.reservations import ReservationSettings
 
 from .endpoints import (
@@ -119,6 +121,46 @@ async def test_kv_01_a_claim_that_is_refused_writes_nothing(
         assert memory.drained == 0
         landing.release("done")
         await next_one_is_served(decode, client)
+
+
+WRONG_GRANTS: list[dict[str, object]] = [
+    {},
+    {"request": "b2"},
+    {"rank": 1},
+    {"generation": 2},
+    {"generation": None},
+    {"generation": "x"},
+    {"generation": "1"},
+    {"nbytes": 4095},
+    {"type": "granted"},
+    {"type": "released"},
+]
+
+
+@pytest.mark.parametrize("changes", WRONG_GRANTS)
+async def test_kv_01_not_a_byte_is_written_for_a_grant_that_is_not_the_claims(
+    changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a decode node of another make might answer; one that is without a field is no grant."""
+
+    def spoil(message: Message) -> JSONObject:
+        content = to_json(message)
+        if not isinstance(message, Grant):
+            return content
+        if not changes:
+            return {"type": "grant", "accept": True, "generation": message.generation}
+        return {**content, **changes}
+
+    monkeypatch.setattr(session, "to_json", spoil)
+    memory = Memory()
+    async with serving() as decode, connected(decode) as client:
+        landing = decode.server.reserve("a1", 1000)
+        with pytest.raises(PeerLost):
+            await client.hand_off(claim_of(landing.granted), memory.write, memory.drain)
+        assert memory.data == bytes(3 << 20)
+        assert not client.is_open
+        with pytest.raises(PeerLost, match="prefill-0 has gone"):
+            await landing.wait()
 
 
 @pytest.mark.parametrize("who", ["prefill", "decode"])

@@ -16,10 +16,8 @@ from uuid import uuid4
 import anyio
 from anyio import TASK_STATUS_IGNORED
 
-from tilert_stream.cluster.address import NodeAddress
-from tilert_stream.cluster.decode_call import DecodeCall
 from tilert_stream.errors import TilertStreamError
-from tilert_stream.http.client import HTTPClient, UpstreamError
+from tilert_stream.http.client import HTTPClient
 from tilert_transports.abc import Region
 from tilert_transports.control.client import ControlClient
 from tilert_transports.control.errors import ControlError, PeerLost
@@ -29,6 +27,7 @@ from tilert_transports.control.messages import Claim
 from tilert_transports.plan import Plan
 
 from ..recent import Recent
+from .http_word import HttpWord
 from .tilert_courier import TilertCourier
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class NodeCourier:
         self._key = key
         self._timeout = send_timeout
         self._tasks = tasks
-        self._http = http
+        self._word = HttpWord(http, key)
         self._doors: dict[tuple[str, int], _Door] = {}
         self._tilert = TilertCourier(transport, region, layout, timeout=send_timeout)
 
@@ -126,13 +125,24 @@ class NodeCourier:
 
     async def deliver(self, parcel: Parcel) -> None:
         """As the contract."""
-        if parcel.destination.grant is None:
-            await self._tilert.deliver(parcel)
+        request, to = parcel.request_id, parcel.destination
+        if to.grant is None:
+            try:
+                await self._tilert.deliver(parcel)
+            except BaseException as error:
+                reason = (
+                    error.message
+                    if isinstance(error, TilertStreamError)
+                    else "the hand-off was cancelled"
+                )
+                with anyio.CancelScope(shield=True):
+                    await self._word.decline(request, to, reason)
+                raise
             return
         try:
             await self._hand_over(parcel)
         except PeerLost as error:
-            await self._tell(parcel.destination, error.message)
+            await self._word.decline(request, to, error.message)
             raise
 
     async def _hand_over(self, parcel: Parcel) -> None:
@@ -149,33 +159,18 @@ class NodeCourier:
 
         await node.client.hand_off(self._claim(parcel), write, lambda: self._drain(node.peer))
 
-    async def refuse(self, destination: Destination, reason: str) -> None:
+    async def refuse(self, request_id: str, destination: Destination, reason: str) -> None:
         """As the contract."""
         if destination.grant is None:
-            # TileRT's dialect has no word for it: the server waits until its own time is over.
-            logger.info(
-                "a decode server of TileRT's at %s waits in vain: %s", destination.host, reason
-            )
+            await self._word.decline(request_id, destination, reason)
             return
         grant = _grant_of(destination)
         try:
             node = await self._node(destination, grant)
             node.client.decline(grant, reason)
         except PeerLost:
-            await self._tell(destination, reason)
+            await self._word.decline(request_id, destination, reason)
             raise
-
-    async def _tell(self, destination: Destination, reason: str) -> None:
-        """Have the request fail at once, over HTTP: its node cannot be told on the control port."""
-        if destination.http_port is None:
-            return
-        grant = _grant_of(destination)
-        address = NodeAddress(destination.host, destination.port, destination.http_port)
-        call = DecodeCall(self._http, address, sign=None if self._key is None else self._key.sign)
-        try:
-            await call.decline(grant.request, grant.incarnation, grant.generation, reason)
-        except UpstreamError as error:
-            logger.info("request %s: its decode node cannot be told: %s", grant.request, error)
 
     def _claim(self, parcel: Parcel) -> Claim:
         grant = _grant_of(parcel.destination)

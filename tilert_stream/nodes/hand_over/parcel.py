@@ -48,9 +48,10 @@ class Courier(Protocol):
         """
         ...
 
-    async def refuse(self, destination: Destination, reason: str) -> None:
+    async def refuse(self, request_id: str, destination: Destination, reason: str) -> None:
         """Tell a decode node that nothing will come.
 
+        :param request_id: vLLM's own id.
         :raises ~tilert_stream.errors.TilertStreamError: it cannot be told.
         """
         ...

@@ -30,7 +30,7 @@ from tilert_stream.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("CacheShape", "PagedViews", "block_index", "copy_rows", "paged_views")
+__all__ = ("CacheShape", "PagedViews", "block_index", "copy_rows", "own_blocks", "paged_views")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,12 @@ def block_index(
         raise ValueError(
             f"blocks {min(wanted)} to {max(wanted)} are asked for; the cache has {count // ratio}"
         )
-    parts = [block * ratio + part for block in wanted for part in range(ratio)]
-    return torch.tensor(parts, device=views.keys.device)
+    return torch.tensor(own_blocks(wanted, ratio), device=views.keys.device)
+
+
+def own_blocks(blocks: Sequence[int], ratio: int) -> list[int]:
+    """A tensor's own blocks, of which ``ratio`` make up one of the block table's ``blocks``."""
+    return [block * ratio + part for block in blocks for part in range(ratio)]
 
 
 def copy_rows(source: torch.Tensor, index: torch.Tensor, target: torch.Tensor) -> None:

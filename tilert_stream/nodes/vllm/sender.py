@@ -73,7 +73,7 @@ class SenderThread:
             nbytes = self._layout.staging_bytes(extraction.seq_len, self._rank)
             piece = self.staging.take(nbytes, timeout=self._timeout)
         except TilertStreamError as error:
-            self.tell(extraction.destination, error.message)
+            self.tell(extraction.request_id, extraction.destination, error.message)
             raise
         parcel = Parcel(
             extraction.request_id,
@@ -90,7 +90,7 @@ class SenderThread:
     def withdraw(self, withdrawal: Withdrawal) -> None:
         """As the contract."""
         if not withdrawal.extracted:
-            self.tell(withdrawal.destination, withdrawal.reason)
+            self.tell(withdrawal.request_id, withdrawal.destination, withdrawal.reason)
             return
         hand_over = self._open.get(withdrawal.request_id)
         if hand_over is not None:
@@ -114,13 +114,13 @@ class SenderThread:
             self.forget(hand_over)
             raise NotReady(f"the KV sender is not running: {error}") from error
 
-    def tell(self, destination: Destination, reason: str) -> None:
+    def tell(self, request_id: str, destination: Destination, reason: str) -> None:
         """Let a decode node know, soon, that nothing will come.
 
         :raises ~tilert_stream.errors.NotReady: the sender has been closed, or has died.
         """
         try:
-            self._portal.start_task_soon(self._refuse, destination, reason)
+            self._portal.start_task_soon(self._refuse, request_id, destination, reason)
         except RuntimeError as error:
             raise NotReady(f"the KV sender is not running: {error}") from error
 
@@ -148,10 +148,10 @@ class SenderThread:
         finally:
             self.forget(hand_over)
 
-    async def _refuse(self, destination: Destination, reason: str) -> None:
+    async def _refuse(self, request_id: str, destination: Destination, reason: str) -> None:
         try:
             with anyio.fail_after(self._timeout):
-                await self._courier.refuse(destination, reason)
+                await self._courier.refuse(request_id, destination, reason)
         except (TimeoutError, TilertStreamError) as error:
             # The lease ends the wait there.
             logger.warning("%s cannot be told %r: %s", destination.host, reason, error)
@@ -178,7 +178,7 @@ class HandOver:
     def abort(self, reason: str) -> None:
         """As the contract; before ``send``."""
         self._sender.forget(self)
-        self._sender.tell(self.parcel.destination, reason)
+        self._sender.tell(self.parcel.request_id, self.parcel.destination, reason)
 
     def cancel(self) -> None:
         """Stop sending; the decode node is told."""

@@ -119,6 +119,11 @@ class ModelConfig(Protocol):
     model: str
     max_model_len: int
 
+    @property
+    def hf_text_config(self) -> object:
+        """The checkpoint's ``config.json``; a ``model_type`` may be in it."""
+        ...
+
     def get_total_num_kv_heads(self) -> int:
         """Of the whole model."""
         ...

@@ -8,30 +8,22 @@ logged; it never takes vLLM's step down with it.
 from __future__ import annotations
 
 import logging
-import platform
-import re
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, SupportsInt, cast
 
 import torch
 
-from tilert_stream.errors import ConfigError, TilertStreamError
-
-from .paged import CacheShape, block_index, copy_rows, paged_views
+from tilert_stream.errors import TilertStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
-    from tilert_engine.layouts.gqa import GqaLayout
+    from collections.abc import Generator
 
     from .ledger import Extraction, StepWork, Withdrawal
+    from .reader import PromptReader
 
-__all__ = ("HandOver", "KVSender", "Place", "Worker")
+__all__ = ("HandOver", "KVSender", "Worker")
 
 logger = logging.getLogger(__name__)
-
-_LAYER = re.compile(r"\blayers\.(\d+)\b")
 
 
 class HandOver(Protocol):
@@ -80,68 +72,16 @@ class KVSender(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which part of the model's KV cache a worker holds."""
-
-    rank: int
-    """The sender that it is in the layout; meaningless where it sends nothing."""
-    senders: int
-    """Of the whole model."""
-    sends: bool
-    """False where another worker has the same heads and sends them."""
-
-    @classmethod
-    def of(cls, kv_heads: int, tensor_parallel_rank: int, tensor_parallel_size: int) -> Place:
-        """Share out ``kv_heads`` as vLLM does: with more ranks than heads, heads are replicated.
-
-        :raises ~tilert_stream.errors.ConfigError: they cannot be shared out evenly.
-        """
-        senders = min(kv_heads, tensor_parallel_size)
-        if kv_heads % senders or tensor_parallel_size % senders:
-            raise ConfigError(
-                f"--tensor-parallel-size is {tensor_parallel_size}, which does not share out"
-                f" {kv_heads} key/value heads evenly; give a divisor or a multiple"
-            )
-        replicas = tensor_parallel_size // senders
-        rank, replica = divmod(tensor_parallel_rank, replicas)
-        return cls(rank, senders, sends=replica == 0)
-
-
 class Worker:
     """What one worker does after each step.
 
-    :param caches: vLLM's paged caches by layer name (``model.layers.0.self_attn.attn``).
-    :param block_size: tokens in a block of vLLM's block table.
-    :param rank: this worker's, among the layout's senders.
     :param sync: wait for the end of each hand-over, so that vLLM answers when the cache has landed.
-    :raises ~tilert_stream.errors.ConfigError: caches that are not the layout's.
     """
 
-    def __init__(
-        self,
-        caches: Mapping[str, torch.Tensor],
-        *,
-        layout: GqaLayout,
-        block_size: int,
-        rank: int,
-        sender: KVSender,
-        sync: bool = False,
-    ) -> None:
-        heads = layout.kv_heads // layout.senders
-        layers = _in_order(caches, layout)
-        shape = CacheShape(
-            block_size, heads, layout.head_dim, cpu_backend=layers[0].device.type == "cpu"
-        )
-        self._layers = tuple(paged_views(cache, shape) for cache in layers)
-        self._on_cuda = layers[0].is_cuda
-        if self._on_cuda:
+    def __init__(self, reader: PromptReader, sender: KVSender, *, sync: bool = False) -> None:
+        if reader.on_cuda:
             _pin(sender.memory)
-        if shape.cpu_backend:
-            _check_kernels(layout.dtype)
-        self._layout = layout
-        self._block_size = block_size
-        self._rank = rank
+        self._reader = reader
         self._sender = sender
         self._sync = sync
 
@@ -157,39 +97,15 @@ class Worker:
     def _hand_over(self, extraction: Extraction) -> None:
         hand_over = self._sender.begin(extraction)
         try:
-            self._extract(extraction, hand_over.staging)
+            self._reader.read(extraction.blocks, extraction.seq_len, hand_over.staging)
+            if self._reader.on_cuda:
+                torch.cuda.current_stream().synchronize()
         except Exception as error:
             hand_over.abort(f"prefill could not read the KV cache: {error}")
             raise
         hand_over.send()
         if self._sync:
             hand_over.wait()
-
-    def _extract(self, extraction: Extraction, staging: memoryview) -> None:
-        staged = self._layout.staged(staging, extraction.seq_len, self._rank)
-        index = block_index(
-            self._layers[0], extraction.blocks, self._block_size, extraction.seq_len
-        )
-        for layer, views in enumerate(self._layers):
-            copy_rows(views.keys, index, staged.keys[layer])
-            copy_rows(views.values, index, staged.values[layer])
-        if self._on_cuda:
-            torch.cuda.current_stream().synchronize()
-
-
-def _check_kernels(dtype: str) -> None:
-    """Refuse kernels of vLLM's CPU backend that store keys in ways of their own."""
-    machine = platform.machine()
-    if machine != "x86_64":
-        raise ConfigError(
-            f"vLLM's CPU backend runs on {machine}; how it stores keys is known for x86_64 only"
-        )
-    has_amx = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage] -- vLLM asks it too
-    if dtype == "bfloat16" and has_amx:
-        raise ConfigError(
-            "vLLM's CPU backend stores bfloat16 keys for AMX on this processor, which the connector"
-            " cannot read; give vLLM --dtype float32"
-        )
 
 
 class _CudaRuntime(Protocol):
@@ -219,27 +135,3 @@ def _logged(request_id: str) -> Generator[None]:
         logger.warning("request %s is not handed over: %s", request_id, error)
     except Exception:
         logger.exception("request %s is not handed over", request_id)
-
-
-def _in_order(caches: Mapping[str, torch.Tensor], layout: GqaLayout) -> list[torch.Tensor]:
-    """The layers' caches by number.
-
-    :raises ~tilert_stream.errors.ConfigError: one is missing, is there twice, or is quantised.
-    """
-    found: dict[int, torch.Tensor] = {}
-    for name, cache in caches.items():
-        match = _LAYER.search(name)
-        if match is None or int(match[1]) in found:
-            raise ConfigError(f"layer {name!r} of vLLM's KV cache has no number of its own")
-        dtype = str(cache.dtype).removeprefix("torch.")
-        if dtype != layout.dtype:
-            raise ConfigError(
-                f"layer {name!r} of vLLM's KV cache holds {dtype}, the layout {layout.dtype};"
-                " give vLLM --kv-cache-dtype auto and the decode node's --dtype"
-            )
-        found[int(match[1])] = cache
-    if sorted(found) != list(range(layout.layers)):
-        raise ConfigError(
-            f"vLLM's KV cache has layers {sorted(found)}; 0 to {layout.layers - 1} are needed"
-        )
-    return [found[number] for number in range(layout.layers)]

@@ -9,7 +9,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .errors import HandOffFailed, OutOfOrder, PeerLost, PromptMismatch
+from .claim_faults import prompt_fault, rank_fault, size_fault
+from .errors import HandOffFailed, OutOfOrder, PeerLost
 from .messages import Abort, Claim, Commit, Decline, Grant, Ping, Pong, Progress, Released
 from .reservation import Progressed, State, Writer, WriterState
 
@@ -73,8 +74,9 @@ class Receiver:
 
     def disconnect(self, peer: int) -> None:
         """A connection has ended: so have the hand-offs that it was writing."""
+        for generation in self._reservations.early.of(peer):
+            self._take_back(peer, generation)
         name = self._names.pop(peer)
-        self._reservations.early.forget(peer)
         for held, writer in self._reservations.written_by(peer):
             if writer.state is not WriterState.WRITING:
                 continue
@@ -96,12 +98,7 @@ class Receiver:
             case Decline():
                 self._decline(peer, message)
             case Progress() | Commit() | Abort() | Released():
-                found = self._reservations.writer(message.generation, peer)
-                if found is None:
-                    self._reservations.early.forget(peer, message.generation)
-                    self._stale(peer, message)
-                else:
-                    self._follow(*found, message)
+                self._speak(peer, message)
             case Ping():
                 for held, writer in self._reservations.written_by(peer):
                     if writer.state is WriterState.WRITING and held.state is State.WRITING:
@@ -111,6 +108,20 @@ class Receiver:
                 pass  # that something came is all it says
             case Grant():
                 raise OutOfOrder(f"{self._names[peer]} sends a GRANT; only a decode node grants")
+
+    def _speak(self, peer: int, message: Progress | Commit | Abort | Released) -> None:
+        generation = message.generation
+        found = self._reservations.writer(generation, peer)
+        if found is not None:
+            self._follow(*found, message)
+        elif isinstance(message, Abort | Released) and self._reservations.early.has(
+            peer, generation
+        ):
+            self.statistics.aborted += 1
+            self._take_back(peer, generation)
+            self._send(peer, Released(generation))
+        else:
+            self._stale(peer, message)
 
     def _stale(self, peer: int, message: Progress | Commit | Abort | Released) -> None:
         self.statistics.stale += 1
@@ -137,9 +148,12 @@ class Receiver:
             writer.claim = replace(writer.claim, tokens=tokens, last_token=last_token)
 
     def _decline(self, peer: int, decline: Decline) -> None:
-        self._reservations.early.forget(peer, decline.grant.generation)
+        grant = decline.grant
+        known = self._reservations.living(grant.generation) is not None
+        if not known and grant.incarnation == self._reservations.incarnation:
+            self._take_back(peer, grant.generation)
         fault = f"prefill node {self._names[peer]} gave up: {decline.reason}"
-        if self.turn_away(decline.grant, HandOffFailed(fault)):
+        if self.turn_away(grant, HandOffFailed(fault)):
             self.statistics.aborted += 1
         else:
             self.statistics.stale += 1
@@ -154,6 +168,12 @@ class Receiver:
     def _claim(self, peer: int, claim: Claim) -> None:
         if self._reservations.writer(claim.generation, peer) is not None:
             raise OutOfOrder(f"{self._names[peer]} claims generation {claim.generation} again")
+        if self._reservations.early.has(peer, claim.generation):
+            # An answer would name the generation alone: nobody could tell for which of the two.
+            raise OutOfOrder(
+                f"{self._names[peer]} claims generation {claim.generation} again, which waits for"
+                " its reservation"
+            )
         held = self._waiting(claim.grant)
         if held is None:
             if not self._reservations.keep_early(peer, claim):
@@ -175,17 +195,23 @@ class Receiver:
         for peer, claim in self._reservations.early.end(generation):
             self._refuse_unknown(peer, claim)
 
+    def _take_back(self, peer: int, generation: int) -> None:
+        """``peer`` brings nothing for a grant that has not been given: the other ranks are told."""
+        for other, claim in self._reservations.early.give_up(generation):
+            if other != peer:
+                self._refuse_unknown(other, claim)
+
     def _refuse_unknown(self, peer: int, claim: Claim) -> None:
         self.statistics.stale += 1
         gone = "the grant has expired, was released, or is another's"
         self._refuse(peer, claim, gone, unwanted=True)
 
     def _let_in(self, peer: int, claim: Claim, held: Reservation) -> None:
-        fault = self._rank_fault(held, claim)
+        fault = rank_fault(held, claim, self._ranks)
         if fault is not None:
             self._refuse(peer, claim, fault)
             return
-        error = _prompt_fault(held, claim) or _size_fault(held, claim)
+        error = prompt_fault(held, claim) or size_fault(held, claim)
         if error is not None:
             # It is the right sender, and a second try would bring nothing else.
             self._refuse(peer, claim, error.message)
@@ -219,15 +245,6 @@ class Receiver:
             reason,
         )
         self._send(peer, Abort(claim.generation, reason, unwanted=unwanted))
-
-    def _rank_fault(self, held: Reservation, claim: Claim) -> str | None:
-        if claim.rank not in self._ranks:
-            ranks = ", ".join(map(str, sorted(self._ranks)))
-            return f"rank {claim.rank} sends nothing in this layout; ranks {ranks} do"
-        other = held.writers.get(claim.rank)
-        if other is not None:
-            return f"rank {claim.rank} of this grant was claimed by another connection"
-        return None
 
     # --- what follows a claim ----------------------------------------------------------------
 
@@ -287,29 +304,3 @@ class Receiver:
                 held.state = State.LANDED
                 self._reservations.prolong(held)
                 self._reservations.tell(held.landed())
-
-
-def _size_fault(held: Reservation, claim: Claim) -> HandOffFailed | None:
-    if claim.tokens > held.max_tokens:
-        return HandOffFailed(
-            f"the prompt has {claim.tokens} tokens; {held.max_tokens} are reserved"
-        )
-    if claim.nbytes > held.region.nbytes:
-        return HandOffFailed(
-            f"the KV cache has {claim.nbytes} bytes; the region {held.region.nbytes}"
-        )
-    return None
-
-
-def _prompt_fault(held: Reservation, claim: Claim) -> PromptMismatch | None:
-    if held.prompt is not None and claim.prompt != held.prompt:
-        return PromptMismatch(
-            f"prefill has the KV cache of {claim.prompt}; request {held.request} is {held.prompt}"
-        )
-    for other in held.writers.values():
-        if claim.prompt != other.claim.prompt:
-            return PromptMismatch(
-                f"rank {claim.rank} sends the KV cache of {claim.prompt}, rank {other.claim.rank}"
-                f" that of {other.claim.prompt}"
-            )
-    return None

@@ -110,7 +110,7 @@ class Reservations:
         :param max_tokens: prompt and answer together.
         :param prompt: the only one whose cache may land; None: any.
         :param generation: what the router would have it called, from ``FORETOLD`` on; if that is
-            in use it gets another name, as it does without one.
+            in use, over, or claimed in vain it gets another name, as it does without one.
         :raises ~tilert_stream.errors.ContextLengthExceeded: they can never fit.
         :raises RequestInUse: a live request has this id.
         :raises ~tilert_stream.errors.Busy: no region is free.
@@ -129,7 +129,7 @@ class Reservations:
                 f" ({self._pool.quarantined} quarantined); try again later",
                 retry_after=1,
             )
-        if generation is None or generation in self._held:
+        if generation is None or generation in self._held or self.early.is_spent(generation):
             self._generation += 1
             generation = self._generation
         now = self._clock()

@@ -125,6 +125,20 @@ class TilertInbox:
         self._forget(generation)
         return True
 
+    def decline(self, rid: str, error: ControlError) -> bool:
+        """Fail the request ``rid``, here or yet to come, for which prefill has nothing. Sync.
+
+        False: its KV cache is here, or on a connection that will tell how it ends.
+        """
+        if rid in self._latest:
+            return False
+        waiting = self._waiting.get(rid)
+        if waiting is not None:
+            waiting.fail(error)
+        else:
+            self._remember(rid, error)
+        return True
+
     def _remember(self, rid: str, end: ControlError | None) -> None:
         self._ended[rid] = end
         self._ended.move_to_end(rid)
