@@ -80,6 +80,36 @@ def test_a_head_is_what_h11_would_write(
         assert read(written(status, fields, version, close=close)) == expected
 
 
+@given(
+    status=st.sampled_from([200, 201, 404, 503]),
+    fields=st.lists(st.tuples(names, values), max_size=4),
+    close=st.booleans(),
+)
+def test_a_head_of_chunks_is_what_h11_would_write_or_left_to_it(
+    status: int, fields: Fields, close: bool
+) -> None:
+    fields = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT"), *fields]
+    try:
+        head = AnswerHead({"type": "http.response.start", "status": status, "headers": fields})
+    except h11.LocalProtocolError:
+        return
+    quick = head.chunked(close=close)
+    of_the_connection = {name.lower() for name, _ in fields} & {b"content-length", b"connection"}
+    if of_the_connection:
+        assert quick is None
+    elif quick is not None:
+        assert read(quick) == read(written_by_h11(status, fields, b"1.1", close=close))
+
+
+def test_a_plain_head_of_chunks_needs_no_h11() -> None:
+    fields = [(b"date", b"x"), (b"content-type", b"text/event-stream")]
+    head = AnswerHead({"type": "http.response.start", "status": 200, "headers": fields})
+    begin = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
+    plain = b"date: x\r\ncontent-type: text/event-stream\r\n\r\n"
+    assert head.chunked(close=False) == begin + plain
+    assert head.chunked(close=True) == begin + b"Connection: close\r\n" + plain
+
+
 def test_a_line_end_in_a_value_makes_no_field() -> None:
     with pytest.raises(h11.LocalProtocolError):
         AnswerHead(

@@ -62,6 +62,24 @@ async def test_answers_not_begun_say_close(serving: Serving) -> None:
         assert answer.endswith(b"3\r\nend\r\n0\r\n\r\n")
 
 
+async def test_nothing_is_taken_behind_an_answer_that_says_close(serving: Serving) -> None:
+    """The next request came too late: its client has been told where the connection ends."""
+    app = Gate(before=True)
+    async with serving(app) as running:
+        client = await running.connect()
+        await client.send(GET)
+        await app.reached.wait()
+        running.server.drain()
+        await client.send(GET)
+        app.opened.set()
+        answer = await client.rest()
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        assert answer.endswith(b"3\r\nend\r\n0\r\n\r\n")
+        client.close()
+        await running.no_connections()
+        assert running.server.statistics().requests_total == 1
+
+
 async def test_answers_begun_end_and_then_close(serving: Serving) -> None:
     app = Gate(before=False)
     async with serving(app) as running:

@@ -318,3 +318,34 @@ async def test_large_body_reaches_an_app_that_reads_slowly(serving: Serving) -> 
         await client.answer()
         assert sum(sizes) == 3_000_000
         assert max(sizes) <= 2 * 65536
+
+
+async def test_a_stream_with_its_body_left_unread_closes(serving: Serving) -> None:
+    async with serving(stream) as running:
+        client = await running.connect()
+        await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n")
+        await client.send(b"x" * 400_000)
+        head = await client.until(b"\r\n\r\n")
+        assert b"\r\nconnection: close\r\n" in head.lower()
+        assert await client.until(b"0\r\n\r\n") == CHUNKED
+        await client.send(b"x" * 100_000)
+        client.end_output()
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("fate", [b"close", b"Close", b"keep-alive\r\nConnection: close"])
+async def test_nothing_follows_a_stream_that_ends_its_connection(
+    serving: Serving, fate: bytes
+) -> None:
+    async with serving(stream) as running:
+        client = await running.connect()
+        await client.send(
+            b"GET /1 HTTP/1.1\r\nHost: x\r\nConnection: %b\r\n\r\n" % fate
+            + b"GET /2 HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
+        head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+        assert head.lower().count(b"\r\nconnection: close") == 1
+        assert body == CHUNKED
+        client.close()
+        await running.no_connections()
+        assert running.server.statistics().requests_total == 1

@@ -6,8 +6,8 @@ Rules
    write. Until the head has left, a failure can still become an HTTP status.
 2. Chunks are framed here: h11 keeps no state between the head and the end of a chunked body. It
    does the head, counts a body with a Content-Length, and hears of the end when that has left.
-3. Of an answer in chunks that leaves the connection as it is h11 hears nothing: that saves a first
-   token 70 calls. The connection's next request gets a parser of its own then.
+3. Of an answer in chunks to a plain request h11 hears nothing: that saves a first token 70 calls.
+   The connection's next request, if there is to be one, gets a parser of its own then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import h11
 
 from .answer_head import AnswerHead
 from .errors import ASGIViolation, ClientGone
+from .plain import is_plain
 from .sockets import end_output
 
 if TYPE_CHECKING:
@@ -52,10 +53,11 @@ class Answer:
         "_framing",
         "_head",
         "_over",
+        "_plain",
         "_record",
         "_sock",
-        "_stays_open",
         "_writer",
+        "closes",
         "complete",
         "gone",
         "head_left",
@@ -81,7 +83,7 @@ class Answer:
         self._over = over
         self._bodiless = request.method == b"HEAD"
         self._chunks_allowed = request.http_version >= b"1.1"
-        self._stays_open = _stays_open(request)
+        self._plain = is_plain(request)
         self._head: AnswerHead | None = None
         self._framing: Framing | None = None
         self.gone: ClientGone | None = None
@@ -90,6 +92,8 @@ class Answer:
         """The client may have seen a status."""
         self.complete = False
         """The last byte of the answer has been handed to the kernel."""
+        self.closes = _wants_close(request)
+        """The connection ends with it: the client wants that, or it has been announced."""
         self.untold = False
         """h11 knows nothing of it."""
 
@@ -187,13 +191,14 @@ class Answer:
         self._framing = head.framing(bodiless=self._bodiless, chunks_allowed=self._chunks_allowed)
         self._record.status = head.status
         self._record.request_id = head.request_id or self._record.request_id
-        close = self._closing()
-        if self._framing == "chunked" and self._stays_open and not close:
-            rendered = head.chunked()
+        announced = self._closing()
+        self.closes = self.closes or announced
+        if self._framing == "chunked" and self._plain:
+            rendered = head.chunked(close=self.closes)
             if rendered is not None:
                 self.untold = True
                 return rendered
-        return head.render(self._conn, close=close)
+        return head.render(self._conn, close=announced)
 
     def _counted(self, body: bytes, *, more: bool) -> bytes:
         framed = b""
@@ -220,26 +225,18 @@ class Answer:
 
     def _end(self) -> None:
         self.complete = True
-        if self.untold:
-            self._over()
-            return
-        if self._conn.our_state is h11.SEND_BODY:
-            self._conn.send(h11.EndOfMessage())
-        if self._conn.our_state is h11.MUST_CLOSE:
+        ends = self.closes
+        if not self.untold:
+            if self._conn.our_state is h11.SEND_BODY:
+                self._conn.send(h11.EndOfMessage())
+            ends = self._conn.our_state is h11.MUST_CLOSE
+        if ends:
             # The app may go on for long (background tasks); the client is not to wait for it.
             end_output(self._sock)
         self._over()
 
 
-def _stays_open(request: h11.Request) -> bool:
-    """Whether its connection plainly stays open behind an answer in chunks."""
-    if request.http_version != b"1.1" or request.method in _UNUSUAL:
-        return False
-    return all(
-        name not in _HOP_BY_HOP or (name == b"connection" and value.lower() == b"keep-alive")
-        for name, value in request.headers
+def _wants_close(request: h11.Request) -> bool:
+    return any(
+        name == b"connection" and value.lower() == b"close" for name, value in request.headers
     )
-
-
-_UNUSUAL = frozenset({b"HEAD", b"CONNECT"})
-_HOP_BY_HOP = frozenset({b"connection", b"expect", b"upgrade"})

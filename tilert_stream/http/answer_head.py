@@ -2,8 +2,8 @@
 
 h11 writes the status line and the fields of the framing, and keeps its state by them; it checks
 every field four times on the way. What describes a stream is plain, and checked here at once; what
-is not (a length, a connection's fate, any unusual byte) is left to h11 altogether. The head of a
-plain answer in chunks, to a request that leaves the connection open, need not pass h11 at all.
+is not (a length, a field of the connection, any unusual byte) is left to h11 altogether. The head
+of a plain answer in chunks need not pass h11 at all.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ Fields = list[tuple[bytes, bytes]]
 _PLAIN: Final = re.compile(
     rb"(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+: [!-~](?:[\t -~]*[!-~])?\r\n)*"  # RFC 9110, 5.1 and 5.5
 )
+_CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
+_CHUNKED_AND_CLOSED: Final = _CHUNKED + b"Connection: close\r\n"
 _OF_THE_CONNECTION: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 
 
@@ -84,14 +86,17 @@ class AnswerHead:
             return conn.send(_response(self.status, self._fields))
         return conn.send(_response(self.status, []))[:-2] + self._plain + b"\r\n"
 
-    def chunked(self) -> bytes | None:
-        """Its bytes, for a body in chunks, without h11; None where that must have a look."""
+    def chunked(self, *, close: bool) -> bytes | None:
+        """Its bytes, for a body in chunks, without h11; None where that must have a look.
+
+        :param close: announce that the connection ends with this answer.
+        """
         if not self._plain or not 200 <= self.status <= 599:
             return None
-        reason = REASONS.get(self.status, b"")
-        return b"HTTP/1.1 %d %b\r\nTransfer-Encoding: chunked\r\n%b\r\n" % (
+        return b"HTTP/1.1 %d %b\r\n%b%b\r\n" % (
             self.status,
-            reason,
+            REASONS.get(self.status, b""),
+            _CHUNKED_AND_CLOSED if close else _CHUNKED,
             self._plain,
         )
 

@@ -157,7 +157,7 @@ class Connection:
             scope["extensions"][ON_DISCONNECT] = exchange.on_disconnect
             scope["extensions"][SEND_NOW] = exchange.answer.send_now
             scope["extensions"][NAME_REQUEST] = record.name
-            exchange.parse()
+            exchange.begin(request, self._heads.take_behind())
             exchange.read_ready()
         except TilertStreamError as error:
             await self._refuse(error, record, head_only=_is_head(request))
@@ -243,7 +243,8 @@ class Connection:
             keep = (
                 failure is None
                 and exchange.answer.gone is None
-                and self._heads.go_on(answered=not exchange.answer.untold)
+                and not exchange.answer.closes
+                and self._heads.go_on(answered=not exchange.answer.untold, left=exchange.left)
             )
             if not keep and not exchange.input_clean:
                 await self._linger()

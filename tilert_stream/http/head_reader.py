@@ -36,6 +36,7 @@ class HeadReader:
 
     __slots__ = (
         "_at_once",
+        "_behind",
         "_draining",
         "_half_line",
         "_idle",
@@ -55,7 +56,8 @@ class HeadReader:
         """h11's state of this connection; another object after empty lines were dropped."""
         self.input_ended = False
         """The client has closed its sending side."""
-        self._half_line = b""
+        self._half_line: bytes = b""
+        self._behind: bytes = b""
         self._at_once = 0
         self._idle: anyio.CancelScope | None = None
 
@@ -89,22 +91,31 @@ class HeadReader:
             " once."
         )
 
-    def go_on(self, *, answered: bool) -> bool:
+    def take_behind(self) -> bytes:
+        """What came with the last head, and ``conn`` has not seen. Sync."""
+        behind, self._behind = self._behind, b""
+        return behind
+
+    def go_on(self, *, answered: bool, left: bytes | None = None) -> bool:
         """Make ready for the next request; False: the connection can carry none. Sync.
 
         :param answered: whether ``conn`` has sent the answer to the last one.
+        :param left: what came behind its body, which ``conn`` has not seen; None: it has.
         """
-        if answered:
-            if self.conn.states != _BOTH_DONE:
+        if left is None:
+            if answered:
+                if self.conn.states != _BOTH_DONE:
+                    return False
+                self.conn.start_next_cycle()
+                return True
+            if self.conn.their_state is not h11.DONE:
                 return False
-            self.conn.start_next_cycle()
-            return True
-        if self.conn.their_state is not h11.DONE:
+        elif answered and self.conn.our_state is not h11.DONE:
             return False
-        left, ended = self.conn.trailing_data
+        data, ended = self.conn.trailing_data
         self.conn = self._parser()
-        if left:
-            self.conn.receive_data(left)
+        if data := (left or b"") + data:
+            self.conn.receive_data(data)
         if ended:
             self.conn.receive_data(b"")
         return True
@@ -132,7 +143,7 @@ class HeadReader:
             self.conn = self._parser()
             if self._feed(left):
                 if self.input_ended:
-                    self.conn.receive_data(b"")
+                    self._pass_end()
                 return True
         if self._at_once < AT_ONCE_MAX and not self._draining():
             # A client that has its answer may ask again before all that was behind it is done.
@@ -166,14 +177,22 @@ class HeadReader:
         self._half_line = data if data == b"\r" else b""
         if self._half_line or not data:
             return False
-        self.conn.receive_data(data)
+        head, end, self._behind = data.partition(_HEAD_END)
+        self.conn.receive_data(head + end)
         return True
+
+    def _pass_end(self) -> None:
+        """Tell h11 that nothing follows what came."""
+        if behind := self.take_behind():
+            self.conn.receive_data(behind)
+        self.conn.receive_data(b"")
 
     def _parser(self) -> h11.Connection:
         return h11.Connection(h11.SERVER, max_incomplete_event_size=self._settings.max_header_bytes)
 
 
 _BOTH_DONE = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
+_HEAD_END = b"\r\n\r\n"
 _EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
 
 
