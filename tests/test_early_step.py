@@ -1,4 +1,4 @@
-"""What a first step begins before its request has a task: when, once, and given back if that fails."""
+"""What a first step begins before its request has a task: when, once, and given back on failure."""
 
 from __future__ import annotations
 
