@@ -9,7 +9,7 @@ from tests.small_stages import BASE, LENGTH, REQUEST, Check, Emit, Join, Loud, S
 from tilert_stream.errors import (
     PipelineError,
 )
-from tilert_stream.events import Finished, GenerateRequest, TextDelta
+from tilert_stream.events import Finished, GenerateRequest, TextDelta, TokenBatch
 from tilert_stream.pipeline import Pipeline
 from tilert_stream.scope import RequestScope
 from tilert_stream.testing.apps import ScriptedApp
@@ -53,6 +53,42 @@ def test_stages_in_a_wrong_order(stages: list[object], message: str) -> None:
         pipeline = pipeline.then(stage)
     with pytest.raises(PipelineError, match=message):
         pipeline.then(stages[-1])
+
+
+def test_what_has_fitted_does_not_let_in_what_does_not() -> None:
+    """What fits behind a pipeline is remembered: by its name, its shape and what it takes."""
+
+    class TextEncoder:
+        def feed(self, item: TextDelta) -> Iterable[str]:
+            return ()
+
+        def finish(self, _outcome: Finished) -> Iterable[str]:
+            return ()
+
+    class BatchEncoder:
+        def feed(self, item: TokenBatch) -> Iterable[str]:
+            return ()
+
+        def finish(self, _outcome: Finished) -> Iterable[str]:
+            return ()
+
+    class Deltas(BatchEncoder):
+        def feed(self, item: TokenBatch) -> Iterable[TextDelta]:
+            return ()
+
+    unchecked: Any = BASE
+    pipeline = unchecked.then(Deltas())
+    for _ in range(2):
+        encoded = pipeline.then(TextEncoder(), name="encode")
+        assert [link.name for link in encoded] == ["check", "emit", "deltas", "encode"]
+        with pytest.raises(PipelineError, match="encode"):
+            pipeline.then(BatchEncoder(), name="encode")
+        with pytest.raises(PipelineError, match="two stages are called 'deltas'"):
+            pipeline.then(TextEncoder(), name="deltas")
+        with pytest.raises(PipelineError, match="two stages are called 'encode'"):
+            encoded.then(Loud(), name="encode")
+        with pytest.raises(PipelineError, match=r"encode \(a step\) cannot follow"):
+            pipeline.then(Check(), name="encode")
 
 
 async def test_a_name_of_its_own_allows_a_stage_twice() -> None:

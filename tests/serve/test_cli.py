@@ -50,6 +50,27 @@ def test_without_arguments_the_demo_model_is_served(started: list[ServeConfig]) 
     assert started == [ServeConfig()]
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "false"), ("true", "true"), ("", "")])
+def test_tokenizers_get_no_pool_of_threads_unless_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+) -> None:
+    name = "TOKENIZERS_PARALLELISM"
+    monkeypatch.setenv(name, "to be put back")
+    if given is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, given)
+    seen: list[str | None] = []
+
+    def run(_: ServeConfig) -> int:
+        seen.append(os.environ.get(name))
+        return 0
+
+    place(monkeypatch, "tilert_stream.serve.all_in_one", run)
+    assert exit_code() == 0
+    assert seen == [expected]
+
+
 def test_the_exit_code_of_the_server_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(_: ServeConfig) -> int:
         return 70
