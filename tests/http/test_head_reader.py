@@ -36,6 +36,7 @@ def pair() -> Generator[tuple[socket.socket, socket.socket], None, None]:
         sock, _ = listener.accept()
     with sock, client:
         sock.settimeout(0)
+        client.settimeout(0)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield sock, client
 
