@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -68,6 +68,10 @@ class Making:
         if self.fails:
             raise ValueError("no")
         return Number(scope)
+
+
+def no_stage(_scope: RequestScope) -> object:
+    return 3
 
 
 class Watching:
@@ -166,12 +170,12 @@ async def test_a_stage_that_cannot_be_made_gives_back_what_was_begun(
     log: list[str] = []
     watching = Watching()
     step = Starting(log)
-    stage: Callable[[RequestScope], object]
+    stage: Any
     kind: type[TilertStreamError]
     if behind == "transform":
         stage, kind = Making(log, fails=True), StageError
     else:
-        stage, kind = (lambda _scope: 3), PipelineError
+        stage, kind = no_stage, PipelineError
     pipeline = Pipeline().then(step).then(Emit()).then(stage, name="broken")
     service: Service[int] = Service(pipeline)
     service.observers.add(watching)

@@ -72,8 +72,11 @@ def test_what_has_fitted_does_not_let_in_what_does_not() -> None:
         def finish(self, _outcome: Finished) -> Iterable[str]:
             return ()
 
-    class Deltas(BatchEncoder):
+    class Deltas:
         def feed(self, item: TokenBatch) -> Iterable[TextDelta]:
+            return ()
+
+        def finish(self, _outcome: Finished) -> Iterable[TextDelta]:
             return ()
 
     unchecked: Any = BASE

@@ -14,12 +14,15 @@ import anyio.lowlevel
 import pytest
 
 from tests.http.test_tls import CERTIFICATE, trusting
+from tilert_stream.http import ServerSettings
 from tilert_stream.http.errors import ClientGone
 from tilert_stream.http.socket_input import make_input
 from tilert_stream.http.sockets import receive_ready
+from tilert_stream.http.tls import server_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from pathlib import Path
 
 LIMIT = 60
 """Seconds after which a test that hangs fails; nothing waits for it otherwise."""
@@ -297,11 +300,14 @@ class TLSEnd:
 
 
 async def test_a_tls_record_that_comes_in_pieces(
-    pair: tuple[socket.socket, socket.socket],
+    pair: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
     plain, client = pair
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    CERTIFICATE.configure_cert(context)
+    pem = tmp_path / "server.pem"
+    CERTIFICATE.private_key_and_cert_chain_pem.write_to_path(str(pem))
+    settings = ServerSettings(ssl_certfile=str(pem))
+    context = await server_context(settings)
+    assert context is not None
     end = TLSEnd()
     with context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False) as sock:
         end.shake_hands(client, sock)
