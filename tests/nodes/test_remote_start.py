@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from tests.nodes.routing import Plain, letters, make, routing
