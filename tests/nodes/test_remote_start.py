@@ -7,8 +7,9 @@ import socket
 import anyio
 import pytest
 
-from tests.nodes.routing import Plain, letters, make, routing
+from tests.nodes.routing import Plain, Router, letters, make, routing
 from tests.nodes.test_early_visits import met
+from tests.nodes.test_remote_early import WHOLE
 from tilert_stream.errors import InvalidRequest
 from tilert_stream.events import GenerateRequest, Limits
 from tilert_stream.scope import RequestScope
@@ -82,3 +83,35 @@ async def test_what_will_be_refused_sends_nothing(
         assert isinstance(await router.error_of(request_), InvalidRequest)
         await router.everything_is_back()
         assert sent == []
+
+
+async def leave_at_once(router: Router, rid: str) -> None:
+    async with router.service.open(make(3, rid), Plain):
+        pass
+
+
+async def test_a_reader_that_leaves_before_the_first_step(sent: list[str]) -> None:
+    """Both calls have left: the decode node is told, and the next request finds its slot free."""
+    prefill, decode = nodes()
+    async with routing(prefill, decode) as router:
+        await met(router)
+        sent.clear()
+        await leave_at_once(router, "cafe")
+        assert sent[:2] == ["/v1/completions", "/pd/reserve"]
+        await router.everything_is_back()
+        assert decode.cancelled == ["cafe"]
+        assert [status.requests for status in router.prefills.status()] == [0]
+        assert [status.requests for status in router.decodes.status()] == [0]
+        assert await router.answer(make(3, "b1")) == WHOLE
+        await router.everything_is_back()
+        assert "cafe" not in decode.held
+
+
+async def test_a_reader_that_leaves_before_anything_could_be_foretold() -> None:
+    prefill, decode = nodes()
+    async with routing(prefill, decode) as router:
+        await leave_at_once(router, "cafe")
+        await router.everything_is_back()
+        assert [status.requests for status in router.decodes.status()] == [0]
+        assert prefill.calls == []
+        assert await router.answer(make(3, "b1")) == WHOLE

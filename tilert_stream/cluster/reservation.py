@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ..errors import Busy, NotReady
+from ..errors import Busy, Cancelled, NotReady
 from ..http.client.errors import UpstreamError
 from .claim import Claim
 from .contest import Contest
@@ -134,9 +134,13 @@ class Reservation:
         """Have some node hold a slot; where all are busy, wait in line for one.
 
         :raises ~tilert_stream.errors.Busy: none came free in time, or the line is full.
+        :raises ~tilert_stream.errors.Cancelled: it has been released.
         :raises ~tilert_stream.errors.ContextLengthExceeded: the request never fits.
         :raises ~tilert_stream.http.client.UpstreamError: none can be used.
         """
+        if self._released:
+            # Its task takes a first step all the same: what it claimed, nobody would give back.
+            raise Cancelled(f"request {self.request.id} ended before its slot was claimed")
         order, self._order = self._order, None
         if not self._queue.waiting or self.early is not None:  # else nobody passes the line
             try:
