@@ -90,7 +90,7 @@ def open_all(
                 )
                 try:
                     # Whoever writes it looks at what a Stream and this have in common: the scope,
-                    # the outcome, and either way to the items.
+                    # the outcome, either way to the items, and its end.
                     yield cast("Stream[bytes]", whole)
                 except anyio.get_cancelled_exc_class():
                     raise
@@ -129,6 +129,7 @@ class _Whole:
         streamed: bool,
         done_after_error: bool,
     ) -> None:
+        self._streams = streams
         self.scope = streams[0].scope
         self.outcome: Finished | None = None
         self._running = len(streams)
@@ -136,6 +137,11 @@ class _Whole:
         self._end = end
         self._streamed = streamed
         self._done_after_error = done_after_error
+
+    def close(self) -> None:
+        """End all that still run. Sync, idempotent."""
+        for stream in self._streams:
+            stream.close()
 
     def __aiter__(self) -> _Whole:
         return self

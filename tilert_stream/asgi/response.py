@@ -160,9 +160,13 @@ class StreamResponse:
         async def write(listener: DisconnectListener) -> None:
             nonlocal outcome
             wakes = self._wakes(stream, scope, send)
-            outcome = await self._write(stream, wakes, send, listener)
-            listener.over = True
-            _log(stream, answered=outcome is None)
+            try:
+                outcome = await self._write(stream, wakes, send, listener)
+                listener.over = True
+                _log(stream, answered=outcome is None)
+            finally:
+                # Ending to listen may take turns of the loop: the nodes need not wait for that.
+                stream.close()
 
         await while_there(scope, receive, write)
         return outcome
