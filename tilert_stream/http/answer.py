@@ -19,7 +19,6 @@ import h11
 
 from .answer_head import AnswerHead
 from .errors import ASGIViolation, ClientGone
-from .plain import is_plain
 from .sockets import end_output
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from .access_log import AccessRecord
     from .framing import Framing
+    from .plain import Outline
     from .sockets import SocketWriter
 
 __all__ = ("Answer",)
@@ -68,6 +68,7 @@ class Answer:
         self,
         conn: h11.Connection,
         request: h11.Request,
+        outline: Outline,
         sock: socket.socket,
         writer: SocketWriter,
         record: AccessRecord,
@@ -83,7 +84,7 @@ class Answer:
         self._over = over
         self._bodiless = request.method == b"HEAD"
         self._chunks_allowed = request.http_version >= b"1.1"
-        self._plain = is_plain(request)
+        self._plain = outline.plain
         self._head: AnswerHead | None = None
         self._framing: Framing | None = None
         self.gone: ClientGone | None = None
@@ -92,7 +93,7 @@ class Answer:
         """The client may have seen a status."""
         self.complete = False
         """The last byte of the answer has been handed to the kernel."""
-        self.closes = _wants_close(request)
+        self.closes = outline.closes
         """The connection ends with it: the client wants that, or it has been announced."""
         self.untold = False
         """h11 knows nothing of it."""
@@ -234,9 +235,3 @@ class Answer:
             # The app may go on for long (background tasks); the client is not to wait for it.
             end_output(self._sock)
         self._over()
-
-
-def _wants_close(request: h11.Request) -> bool:
-    return any(
-        name == b"connection" and value.lower() == b"close" for name, value in request.headers
-    )

@@ -157,7 +157,7 @@ class Connection:
             scope["extensions"][ON_DISCONNECT] = exchange.on_disconnect
             scope["extensions"][SEND_NOW] = exchange.answer.send_now
             scope["extensions"][NAME_REQUEST] = record.name
-            exchange.begin(request, self._heads.take_behind())
+            exchange.begin(self._heads.take_behind())
             exchange.read_ready()
         except TilertStreamError as error:
             await self._refuse(error, record, head_only=_is_head(request))

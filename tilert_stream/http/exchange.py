@@ -24,7 +24,7 @@ import h11
 from ..errors import BodyTooLarge, TilertStreamError
 from .answer import Answer
 from .errors import ClientGone, RequestTimeout
-from .plain import plain_length
+from .plain import outline_of
 from .refusal import refusal_for
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Exchange:
         "_input",
         "_on_gone",
         "_pipelined",
+        "_plain_length",
         "_reading",
         "_settings",
         "answer",
@@ -96,11 +97,14 @@ class Exchange:
         self._on_gone: Callable[[], object] | None = None
         self._reading: anyio.CancelScope | None = None
         self._consumed: anyio.Event | None = None
+        outline = outline_of(request)
+        self._plain_length = outline.length
         # The client may still be sending a body that the app does not want, and could take the
         # next request on this connection for lost; so the close is announced.
         self.answer = Answer(
             conn,
             request,
+            outline,
             sock,
             writer,
             record,
@@ -121,13 +125,13 @@ class Exchange:
 
     # --- the socket's side -------------------------------------------------------------------
 
-    def begin(self, request: h11.Request, behind: bytes) -> None:
-        """Take what has come of the body of ``request``.
+    def begin(self, behind: bytes) -> None:
+        """Take what has come of the body.
 
         :param behind: what came with its head, and h11 has not seen.
         :raises ~tilert_stream.errors.TilertStreamError: as ``parse``.
         """
-        length = plain_length(request) if behind else None
+        length = self._plain_length if behind else None
         if length is not None and len(behind) >= length and not self._conn.trailing_data[0]:
             self._body += behind[:length]
             self._body_complete = True

@@ -1,40 +1,42 @@
-"""Plain requests, which are most: a parsed head in, how much of HTTP it leaves out."""
+"""What a request's head asks of HTTP: most ask for nothing that h11 would have to know of."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     import h11
 
-__all__ = ("is_plain", "plain_length")
+__all__ = ("Outline", "outline_of")
 
 _UNUSUAL: Final = frozenset({b"HEAD", b"CONNECT"})
-_HOP_BY_HOP: Final = frozenset({b"connection", b"expect", b"upgrade"})
-_FATES: Final = frozenset({b"keep-alive", b"close"})
 
 
-def is_plain(request: h11.Request) -> bool:
-    """Whether h11 need not know of its answer: nothing is asked of the connection but its end."""
-    if request.http_version != b"1.1" or request.method in _UNUSUAL:
-        return False
-    return all(
-        name not in _HOP_BY_HOP or (name == b"connection" and value.lower() in _FATES)
-        for name, value in request.headers
-    )
+class Outline(NamedTuple):
+    """What is left of a head once the app has its own view of it."""
+
+    plain: bool
+    """h11 need not know of the answer: nothing is asked of the connection but its end."""
+    closes: bool
+    """The client wants the connection to end with the answer."""
+    length: int | None
+    """Bytes of the body, where h11 need not know of that either; None: where it must."""
 
 
-def plain_length(request: h11.Request) -> int | None:
-    """The length of its body, where h11 need not know of that either; None: where it must.
-
-    That a body is not too long, nor in chunks as well, has been checked with the head.
-    """
-    if not is_plain(request):
-        return None
+def outline_of(request: h11.Request) -> Outline:
+    """Read it off a head that has been checked: a body is not too long, nor in chunks as well."""
+    plain = request.http_version == b"1.1" and request.method not in _UNUSUAL
+    closes = chunked = False
     length: int | None = None
     for name, value in request.headers:
         if name == b"content-length":
             length = int(value)
+        elif name == b"connection":
+            fate = value.lower()
+            closes = closes or fate == b"close"
+            plain = plain and fate in (b"close", b"keep-alive")
+        elif name in (b"expect", b"upgrade"):
+            plain = False
         elif name == b"transfer-encoding":
-            return None
-    return length
+            chunked = True
+    return Outline(plain, closes, length if plain and not chunked else None)

@@ -79,7 +79,7 @@ class RemoteDecode:
         scope.begun = reservation
         if self._layouts is not None:
             reservation.layout = self._layouts.common
-        if self._prefill is not None and request.prompt_ids and request.limits.max_tokens > 0:
+        if self._prefill is not None and _fault(request) is None:
             foretold = reservation.foretell()
             if foretold is not None:
                 # Prefill first: it takes longer, and the node waits for it in any case.
@@ -95,13 +95,9 @@ class RemoteDecode:
         :raises LayoutMismatch: no node can take the KV caches that prefill makes.
         :raises ~tilert_stream.http.client.UpstreamError: no node can be used.
         """
-        if not request.prompt_ids:
-            raise InvalidRequest("the prompt has no token; it needs at least one")
-        if request.limits.max_tokens < 1:
-            raise InvalidRequest(
-                f"max_tokens is {request.limits.max_tokens}; it must be 1 or more",
-                param="max_tokens",
-            )
+        fault = _fault(request)
+        if fault is not None:
+            raise fault
         if scope.begun is None:
             self.start_early(request, scope)
         reservation = cast("Reservation", scope.begun)
@@ -150,6 +146,17 @@ class RemoteDecode:
         stream = cast("_RemoteStream", ready.sequence)
         if not stream.flow_into(scope.mailbox):
             await stream.run(scope.mailbox)
+
+
+def _fault(request: GenerateRequest) -> InvalidRequest | None:
+    """Why nothing can be asked of a node for ``request``."""
+    if not request.prompt_ids:
+        return InvalidRequest("the prompt has no token; it needs at least one")
+    if request.limits.max_tokens < 1:
+        return InvalidRequest(
+            f"max_tokens is {request.limits.max_tokens}; it must be 1 or more", param="max_tokens"
+        )
+    return None
 
 
 class _RemoteStream:
