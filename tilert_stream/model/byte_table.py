@@ -28,6 +28,7 @@ Spelling: TypeAlias = str | bytes
 """What a token stands for: text where its bytes are whole characters, the bytes where not."""
 
 REPLACEMENT: Final = "\ufffd"
+_TEXT: Final = frozenset({str})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,14 @@ class ByteDecoder:
             text = self._strip_start(text)
         self._clear = not self._held and not self._strip
         return text
+
+    def push_all(self, ids: Sequence[int]) -> list[str]:
+        """``push`` of each."""
+        if self._clear:
+            spellings = list(map(self._spellings.get, ids))
+            if _TEXT.issuperset(map(type, spellings)):
+                return cast("list[str]", spellings)
+        return list(map(self.push, ids))
 
     def flush(self) -> str:
         """The end has come: what is held can never be completed."""

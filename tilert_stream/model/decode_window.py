@@ -68,6 +68,10 @@ class DecodeWindow:
             self._cut()
         return new
 
+    def push_all(self, ids: Sequence[int]) -> list[str]:
+        """``push`` of each."""
+        return list(map(self.push, ids))
+
     def flush(self) -> str:
         """The end has come: what looked unfinished is what it is."""
         return self._take(len(self._text))

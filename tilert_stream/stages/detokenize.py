@@ -26,10 +26,14 @@ __all__ = ("Detokenize", "Detokenizer", "IncrementalDecoder")
 
 
 class IncrementalDecoder(Protocol):
-    """Ids in, one at a time; text out, each character once, in order. Raises for no id."""
+    """Ids in, text out, each character once, in order. Raises for no id."""
 
     def push(self, token_id: int) -> str:
         """The text that ``token_id`` completes."""
+        ...
+
+    def push_all(self, ids: Sequence[int]) -> list[str]:
+        """``push`` of each."""
         ...
 
     def flush(self) -> str:
@@ -83,7 +87,7 @@ class Detokenizer:
             return (TextDelta(text, ids, (len(text),), item.logprobs),)
         if not ids:
             return ()
-        texts = [self._decoder.push(token_id) for token_id in ids[: len(ids) - item.ends_with_stop]]
+        texts = self._decoder.push_all(ids[:-1] if item.ends_with_stop else ids)
         if item.ends_with_stop:
             texts.append("")
         ends = tuple(accumulate(map(len, texts)))
