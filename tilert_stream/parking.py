@@ -99,8 +99,13 @@ class _AsyncioParking:
         return self._wakeup.call(self._loop, *(self._take() or (self._wake, None, None)))
 
     def unpark_at_once(self) -> bool:
-        # Its loop runs here, so that this is its thread. One task cannot step another.
-        if asyncio._get_running_loop() is not self._loop or asyncio.current_task(self._loop):
+        # Only where its loop itself runs, which its thread's number tells without the system call
+        # that asking for the running loop is. One task cannot step another.
+        if (
+            threading.get_ident() != self._thread
+            or not self._loop.is_running()
+            or asyncio.current_task(self._loop)
+        ):
             return self.unpark()
         taken = self._take()
         if taken is not None:

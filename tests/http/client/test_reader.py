@@ -84,17 +84,31 @@ async def test_a_reset_comes_behind_the_last_bytes(pair: Pair) -> None:
         await pair.reader.receive()
 
 
+async def test_last_words_before_a_reset_that_has_come_already(pair: Pair) -> None:
+    await pair.send(b"last")
+    pair.far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    pair.far.close()
+    await _broken(pair.sock)
+    assert await pair.reader.receive() == b"last"
+    with pytest.raises(ClientGone, match="reading failed"):
+        await pair.reader.receive()
+
+
 async def test_last_words_of_a_connection_that_is_broken_already(pair: Pair) -> None:
     """The other end has closed, and refuses what is sent to it, before anybody reads."""
     await pair.send(b"last")
     pair.far.close()
     pair.sock.send(b"too late")
-    poll = select.poll()
-    poll.register(pair.sock, select.POLLERR)
-    while not poll.poll(0):
-        await anyio.lowlevel.checkpoint()
+    await _broken(pair.sock)
     assert await pair.reader.receive() == b"last"
     assert await pair.reader.receive() == b""
+
+
+async def _broken(sock: socket.socket) -> None:
+    poll = select.poll()
+    poll.register(sock, select.POLLERR)
+    while not poll.poll(0):
+        await anyio.lowlevel.checkpoint()
 
 
 async def test_a_slow_task_reads_everything_in_order(pair: Pair) -> None:

@@ -17,7 +17,7 @@ import anyio.lowlevel
 
 from ...parking import make_parking
 from ..errors import ClientGone
-from ..sockets import FAIR_BYTES, READ_BYTES, receive_ready
+from ..sockets import FAIR_BYTES, READ_BYTES, is_unbroken, receive_ready
 
 if TYPE_CHECKING:
     import socket
@@ -99,6 +99,7 @@ class _RegisteredReader:
         "_size",
         "_sock",
         "_told_again",
+        "_told_of_errors",
     )
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
@@ -106,11 +107,11 @@ class _RegisteredReader:
         # Not the socket: the selector looks for it first, and describes in words what it has not.
         self._fd = sock.fileno()
         self._loop = loop
-        # uvloop tells of a broken connection once, and nobody of a TLS record that is buffered:
-        # there a socket is read until nothing is left.
-        self._told_again = isinstance(loop, asyncio.SelectorEventLoop) and not isinstance(
-            sock, ssl.SSLSocket
-        )
+        # Nobody tells of a TLS record that is buffered: there a socket is read until nothing is
+        # left.
+        self._told_again = not isinstance(sock, ssl.SSLSocket)
+        # uvloop tells of a broken connection once, perhaps with the last bytes that came before.
+        self._told_of_errors = isinstance(loop, asyncio.SelectorEventLoop)
         self._parking = make_parking()
         self._callback: Callable[[], object] | None = None
         self._registered = False
@@ -180,7 +181,11 @@ class _RegisteredReader:
                 if not data or full:
                     self._unregister()
                     break
-                if self._told_again and len(data) < READ_BYTES:
+                if (
+                    self._told_again
+                    and len(data) < READ_BYTES
+                    and (self._told_of_errors or is_unbroken(self._sock))
+                ):
                     break
         except ClientGone as error:
             self._unregister()
