@@ -1,4 +1,4 @@
-"""Garbage is looked for when a request ends, if enough has been made, and by Python in the end."""
+"""Garbage is looked for at a request's better moments, if enough is there; in the end by Python."""
 
 from __future__ import annotations
 
@@ -59,6 +59,31 @@ def test_the_end_of_a_request_finds_what_it_left(observers: Observers, scope: Re
     assert ring() is not None, "the request still runs"
     ended(observers, scope)
     assert ring() is None
+    assert len(kept) > DUE
+
+
+def test_where_calls_have_left_it_is_looked_for_then(
+    observers: Observers, scope: RequestScope
+) -> None:
+    scope.begun = object()
+    gc.collect()
+    ring = dropped()
+    kept: list[list[int]] = [[] for _ in range(DUE + 10)]
+    ended(observers, scope)
+    assert ring() is not None, "the next request may be there"
+    observers.began(scope)
+    assert ring() is None
+    assert len(kept) > DUE
+
+
+def test_a_beginning_without_calls_is_not_held_up(
+    observers: Observers, scope: RequestScope
+) -> None:
+    gc.collect()
+    ring = dropped()
+    kept: list[list[int]] = [[] for _ in range(DUE + 10)]
+    observers.began(scope)
+    assert ring() is not None
     assert len(kept) > DUE
 
 
