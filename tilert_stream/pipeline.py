@@ -53,12 +53,13 @@ Next = TypeVar("Next")
 class Pipeline(Generic[Out_co]):
     """From ``GenerateRequest`` to ``Out``."""
 
-    __slots__ = ("_fitting", "_links")
+    __slots__ = ("_encoded", "_links", "_parts")
 
     def __init__(self: Pipeline[GenerateRequest]) -> None:
         self._links: tuple[Link, ...] = ()
-        self._fitting = set[tuple[str, Kind, str]]()
-        """What has been found to fit behind it: an encoder is linked there for each request."""
+        # Found out by the first request.
+        self._encoded: Pipeline[Any] | None = None
+        self._parts: tuple[tuple[Link, ...], tuple[Link, ...]] | None = None
 
     # Factories first: pyright takes no class for a factory once it has tried it as an object.
     @overload
@@ -92,13 +93,7 @@ class Pipeline(Generic[Out_co]):
             registered name, or its class's in snake case.
         :raises ~tilert_stream.errors.PipelineError: it cannot stand here.
         """
-        link = make_link(stage, name)
-        links = (*self._links, link)
-        shape = link.name, link.kind, link.takes
-        if shape not in self._fitting:
-            _check(links, checked=len(self._links))
-            self._fitting.add(shape)
-        return self._made_of(links)
+        return self._made_of((*self._links, make_link(stage, name)))
 
     def insert(
         self, stage: object, *, where: Literal["after", "before", "replace"], anchor: str
@@ -117,12 +112,20 @@ class Pipeline(Generic[Out_co]):
             "before": (index, index),
             "replace": (index, index + 1),
         }[where]
-        links = (*self._links[:start], make_link(stage), *self._links[stop:])
-        _check(links)
-        return self._made_of(links)
+        return self._made_of((*self._links[:start], make_link(stage), *self._links[stop:]))
+
+    def encoded(self) -> Pipeline[Any]:
+        """This pipeline with one more stage: what each request's own ``scope.encode`` makes.
+
+        :raises ~tilert_stream.errors.PipelineError: it has a stage of that name, ``encode``.
+        """
+        if self._encoded is None:
+            self._encoded = self.then(_encoder, name="encode")
+        return self._encoded
 
     @staticmethod
     def _made_of(links: tuple[Link, ...]) -> Pipeline[Any]:
+        _check(links)
         made: Pipeline[Any] = cast("Pipeline[Any]", Pipeline())
         made._links = links
         return made
@@ -142,16 +145,16 @@ class Pipeline(Generic[Out_co]):
         watchdog: Watchdog | None = None,
         record: RequestRecord | None = None,
         observer: Observer | None = None,
+        encode: Callable[[RequestScope], Transform[Any, Any]] | None = None,
     ) -> Stream[Out_co]:
         """The answer to ``request``, not yet started; whoever starts it must close it.
 
+        :param encode: makes its last stage, in a pipeline that is ``encoded``.
         :raises ~tilert_stream.errors.PipelineError: the pipeline has no source.
         """
-        if not any(link.kind is Kind.SOURCE for link in self._links):
-            raise PipelineError(
-                "this pipeline has no source: nothing would ever fill the mailbox; add one, such"
-                " as Decode, behind the steps"
-            )
+        if self._parts is None:
+            self._parts = _parts(self._links)
+        upstream, downstream = self._parts
         scope = RequestScope(
             request=request,
             lease=Lease(request.id, Ledger() if ledger is None else ledger),
@@ -159,8 +162,16 @@ class Pipeline(Generic[Out_co]):
             lifecycle=Lifecycle(),
             trace=trace,
             record=record,
+            encode=encode,
         )
-        return Stream(self._links, scope, coalesce=coalesce, watchdog=watchdog, observer=observer)
+        return Stream(
+            upstream,
+            downstream,
+            scope,
+            coalesce=coalesce,
+            watchdog=watchdog,
+            observer=observer,
+        )
 
     @asynccontextmanager
     async def open(
@@ -218,11 +229,28 @@ _MESSAGES = frozenset(
 _RANK = {Kind.STEP: 0, Kind.SOURCE: 1, Kind.TRANSFORM: 2, Kind.STAGE: 2}
 
 
-def _check(links: tuple[Link, ...], *, checked: int = 0) -> None:
-    """Refuse ``links``, of which the first ``checked`` are known to fit, if they do not."""
-    _check_order(links[max(checked - 1, 0) :])
+def _encoder(scope: RequestScope) -> Transform[Any, Any]:
+    if scope.encode is None:
+        raise PipelineError("this pipeline's requests bring their encoder; this one has none")
+    return scope.encode(scope)
+
+
+def _parts(links: tuple[Link, ...]) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
+    """What runs before the mailbox, and behind it."""
+    kinds = [link.kind for link in links]
+    if Kind.SOURCE not in kinds:
+        raise PipelineError(
+            "this pipeline has no source: nothing would ever fill the mailbox; add one, such"
+            " as Decode, behind the steps"
+        )
+    border = kinds.index(Kind.SOURCE) + 1
+    return links[:border], links[border:]
+
+
+def _check(links: tuple[Link, ...]) -> None:
+    _check_order(links)
     _check_names(links)
-    if not checked and _RANK[links[0].kind] == 2:
+    if _RANK[links[0].kind] == 2:
         raise PipelineError(
             f"{links[0].name} (a {links[0].kind.value}) cannot come first:"
             " something must fill the mailbox"

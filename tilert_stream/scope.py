@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .events import PromptUsage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .abc import Transform
     from .events import GenerateRequest, TokenBatch
     from .lease import Lease
     from .lifecycle import Lifecycle
@@ -31,6 +34,8 @@ class RequestScope:
     trace: Trace | None = None
     record: RequestRecord | None = None
     """What is noted for whoever looks on; None where nobody does."""
+    encode: Callable[[RequestScope], Transform[Any, Any]] | None = None
+    """Makes its last stage, where the service's caller has brought one."""
     begun: object | None = None
     """What the first step has begun before the request has a task (``abc.EarlyStep``)."""
     usage: PromptUsage = field(init=False)

@@ -182,11 +182,15 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
         :raises ~tilert_stream.errors.EngineDied: an engine is dead.
         """
         tasks = self._alive()
-        pipeline = self.pipeline.then(encode, name="encode")
-        return Opened(lambda: self._make(pipeline, request, record), tasks, self._streams)
+        pipeline = self.pipeline.encoded()
+        return Opened(lambda: self._make(pipeline, request, record, encode), tasks, self._streams)
 
     def _make(
-        self, pipeline: Pipeline[Any], request: GenerateRequest, record: RequestRecord | None
+        self,
+        pipeline: Pipeline[Any],
+        request: GenerateRequest,
+        record: RequestRecord | None,
+        encode: Callable[[RequestScope], Transform[Any, Any]] | None = None,
     ) -> Stream[Any]:
         observed = bool(self.observers)
         return pipeline.stream(
@@ -197,6 +201,7 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
             watchdog=self._watchdog,
             record=RequestRecord() if record is None and observed else record,
             observer=self.observers if observed else None,
+            encode=encode,
         )
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Out]:

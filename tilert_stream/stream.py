@@ -46,7 +46,8 @@ class Stream(Generic[Out]):
 
     Each iteration yields a non-empty list: everything that one wake has made ready.
 
-    :param links: the whole pipeline.
+    :param upstream: of the pipeline, the steps and the source.
+    :param downstream: its transforms and stages.
     :param coalesce: seconds to wait for more after each wake; 0 sends what is there.
     :param watchdog: ends it when one of its time limits has run out.
     :param observer: is told when it begins and when it has ended; it never raises.
@@ -71,7 +72,8 @@ class Stream(Generic[Out]):
 
     def __init__(
         self,
-        links: Sequence[Link],
+        upstream: Sequence[Link],
+        downstream: Sequence[Link],
         scope: RequestScope,
         *,
         coalesce: float = 0,
@@ -89,8 +91,8 @@ class Stream(Generic[Out]):
         self._observer = observer
         self._tally = None if scope.record is None else scope.record.tokens
         self._cancel_scope = CancelScope()
-        self._upstream = [link for link in links if link.kind in (Kind.STEP, Kind.SOURCE)]
-        self._downstream = links[len(self._upstream) :]
+        self._upstream = upstream
+        self._downstream = downstream
         self._head: Chain[object, Out] = Chain()
         self._stages: StageRunner[Out] | None = None
 
