@@ -176,6 +176,50 @@ async def test_unpark_at_once_wakes_whoever_calls(caller: str) -> None:
     assert seen == [["reader"] if at_once else []]
 
 
+@pytest.mark.parametrize("caller", ["task", "thread", "loop"])
+async def test_a_call_that_waits_runs_at_once_on_the_loops_own_thread(caller: str) -> None:
+    """In a task, too: nothing of a call is left to be stepped."""
+    parking = make_parking()
+    called: list[tuple[object, int]] = []
+    seen: list[int] = []
+    done = anyio.Event()
+
+    def call(argument: object) -> None:
+        called.append((argument, threading.get_ident()))
+        done.set()
+
+    def unpark() -> None:
+        assert parking.unpark_at_once()
+        seen.append(len(called))
+
+    parking.park_call(call, "one")
+
+    if caller == "task":
+        unpark()
+    elif caller == "thread":
+        in_a_thread(unpark)
+    elif isinstance(loop := current_token().native_token, asyncio.AbstractEventLoop):
+        loop.call_soon(unpark)
+    else:
+        trio.lowlevel.current_trio_token().run_sync_soon(unpark)
+    await done.wait()
+    assert called == [("one", threading.get_ident())]
+    if caller != "thread":
+        assert seen == [1]
+    assert parking.unpark_at_once()
+    assert len(called) == 1, "it is called once"
+
+
+async def test_a_call_that_is_taken_back_is_not_called() -> None:
+    parking = make_parking()
+    called: list[object] = []
+    parking.park_call(called.append, "one")
+    parking.forget()
+    parking.unpark_at_once()
+    await anyio.wait_all_tasks_blocked()
+    assert called == []
+
+
 async def test_unpark_at_once_of_nobody() -> None:
     parking = make_parking()
     assert parking.unpark_at_once()

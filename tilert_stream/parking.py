@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import trio
 
-    _Step = tuple[Callable[[object], object], object, Context]
+    _Call = tuple[Callable[[object], object], object, Context]
 
 __all__ = ("Parking", "make_parking")
 
@@ -37,7 +37,8 @@ class Parking(Protocol):
     def park_call(self, function: Callable[[object], object], argument: object) -> None:
         """Have the event loop call ``function(argument)`` at the next ``unpark``, once. Sync.
 
-        It must not raise. It runs in the context of whoever asks here, but in no task.
+        It must not raise, nor care for the task that it may run inside of; it runs in the context
+        of whoever asks here.
         """
         ...
 
@@ -53,10 +54,12 @@ class Parking(Protocol):
         ...
 
     def unpark_at_once(self) -> bool:
-        """``unpark``; if the event loop itself has called whoever calls this, the task runs now.
+        """``unpark``; on the event loop's own thread what is parked runs now, if it can.
 
-        It runs inside of this call then, up to where it next waits: hold no lock, and be ready for
-        whatever it does. A turn of the loop is saved, which is a system call.
+        A call does; a task only where the loop itself has called whoever calls this, since one task
+        cannot step another, and on asyncio. It runs inside of this call then, a task up to where it
+        next waits: hold no lock, and be ready for whatever it does. A turn of the loop is saved,
+        which is a system call.
         """
         ...
 
@@ -68,16 +71,26 @@ class _AsyncioParking:
     what is brought into the loop, which saves a wake one turn of it.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_loop", "_steps", "_thread", "_wakeup")
+    __slots__ = (
+        "_asyncio_future_blocking",
+        "_calls",
+        "_cancelled",
+        "_loop",
+        "_steps",
+        "_thread",
+        "_wakeup",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asyncio_future_blocking = False
         self._loop = loop
         self._wakeup = wakeup_of(loop)
         self._thread = threading.get_ident()
-        self._steps: list[_Step] = []
+        self._steps: list[_Call] = []
         """What takes the parked task on, with what, and in which context; empty while none is
         parked."""
+        self._calls: list[_Call] = []
+        """What waits in a task's stead, likewise."""
         self._cancelled: tuple[object, ...] | None = None
         """The arguments of the ``CancelledError`` that the task is woken with."""
 
@@ -85,10 +98,10 @@ class _AsyncioParking:
         return self
 
     def park_call(self, function: Callable[[object], object], argument: object) -> None:
-        self._steps.append((function, argument, copy_context()))
+        self._calls.append((function, argument, copy_context()))
 
     def forget(self) -> None:
-        self._steps.clear()
+        self._calls.clear()
 
     def unpark(self) -> bool:
         # A thread's number is used again after its end: a loop that has ended has no thread.
@@ -99,23 +112,22 @@ class _AsyncioParking:
         return self._wakeup.call(self._loop, *(self._take() or (self._wake, None, None)))
 
     def unpark_at_once(self) -> bool:
-        # Only where its loop itself runs, which its thread's number tells without the system call
-        # that asking for the running loop is. One task cannot step another.
-        if (
-            threading.get_ident() != self._thread
-            or not self._loop.is_running()
-            or asyncio.current_task(self._loop)
-        ):
+        # Asking for the running loop would be a system call.
+        if threading.get_ident() != self._thread or not self._loop.is_running():
             return self.unpark()
+        if not self._calls and asyncio.current_task(self._loop):
+            self._wake()
+            return True
         taken = self._take()
         if taken is not None:
             function, argument, context = taken
             context.run(function, argument)
         return True
 
-    def _take(self) -> _Step | None:
+    def _take(self) -> _Call | None:
         try:
-            return self._steps.pop()  # atomic: a task has one step, whoever wakes it
+            # Atomic: a task has one step, whoever wakes it.
+            return (self._calls or self._steps).pop()
         except IndexError:
             return None
 
@@ -165,7 +177,7 @@ class _TrioParking:
         self._token = token
         self._thread = threading.get_ident()
         self._task: trio.lowlevel.Task | None = None
-        self._call: _Step | None = None
+        self._call: _Call | None = None
 
     async def park(self) -> None:
         import trio
@@ -197,7 +209,12 @@ class _TrioParking:
         return True
 
     def unpark_at_once(self) -> bool:
-        return self.unpark()
+        import trio
+
+        if threading.get_ident() != self._thread or not trio.lowlevel.in_trio_run():
+            return self.unpark()
+        self._wake()
+        return True
 
     def _wake(self) -> None:
         import trio
