@@ -63,6 +63,7 @@ class Stream(Generic[Out]):
         "_produced",
         "_producing",
         "_stages",
+        "_stopped",
         "_tally",
         "_upstream",
         "_watchdog",
@@ -90,7 +91,8 @@ class Stream(Generic[Out]):
         self._watchdog = watchdog
         self._observer = observer
         self._tally = None if scope.record is None else scope.record.tokens
-        self._cancel_scope = CancelScope()
+        self._cancel_scope: CancelScope | None = None
+        self._stopped = False
         self._upstream = upstream
         self._downstream = downstream
         self._head: Chain[object, Out] = Chain()
@@ -136,7 +138,9 @@ class Stream(Generic[Out]):
 
     async def _run(self) -> None:
         try:
-            with self._cancel_scope:
+            with CancelScope() as self._cancel_scope:
+                if self._stopped:
+                    self._cancel_scope.cancel()
                 if self._stages is None:
                     await self._produce()
                 else:
@@ -249,9 +253,15 @@ class Stream(Generic[Out]):
         put = self.scope.mailbox.put(failed)
         self.scope.lease.release(failed.reason)
         if self._stages is None:
-            self._cancel_scope.cancel()
+            self._stop_producing()
         elif not put:
             self._stages.interruption = failed
+            self._stop_producing()
+
+    def _stop_producing(self) -> None:
+        # A task that has not taken its first step looks for it then.
+        self._stopped = True
+        if self._cancel_scope is not None:
             self._cancel_scope.cancel()
 
     def close(self) -> None:
@@ -270,7 +280,7 @@ class Stream(Generic[Out]):
         self.scope.lease.release(outcome.reason)
         # First the tasks, then their channels: a closed channel would look to a stage like a fault.
         if self._producing:
-            self._cancel_scope.cancel()
+            self._stop_producing()
         if self._stages is not None:
             self._stages.close()
         if self._observer is not None:

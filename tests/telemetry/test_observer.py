@@ -86,16 +86,18 @@ def test_what_is_raised_while_a_request_is_read_is_a_refusal() -> None:
     observers = Observers()
     observers.add(told)
     error = BodyTooLarge("too much")
-    with pytest.raises(BodyTooLarge), observers.refusals(RequestRecord()):
+    record = RequestRecord()
+    with pytest.raises(BodyTooLarge), observers.refusals(record, lambda: "cafe"):
         raise error
     assert told.calls == [("refused", error)]
+    assert record.refused_as == "cafe"
 
 
 def test_a_fault_is_told_without_its_words() -> None:
     told = Told()
     observers = Observers()
     observers.add(told)
-    with pytest.raises(ZeroDivisionError), observers.refusals(RequestRecord()):
+    with pytest.raises(ZeroDivisionError), observers.refusals(RequestRecord(), str):
         raise ZeroDivisionError("/etc/secret")
     ((name, error),) = told.calls
     assert name == "refused"

@@ -162,10 +162,8 @@ class App:
 
     async def _read(self, parse: Parse, scope: Scope, receive: Receive) -> StreamResponse:
         headers = scope["headers"]
-        record = RequestRecord(
-            answer_id(scope), endpoint=scope["path"], client_id=client_request_id(headers)
-        )
-        with self.service.observers.refusals(record):
+        record = RequestRecord(endpoint=scope["path"], client_id=client_request_id(headers))
+        with self.service.observers.refusals(record, lambda: answer_id(scope)):
             self._keys.check(headers)
             check_media_type(headers)
             body = await read_body(scope, receive, self._max_body_bytes)

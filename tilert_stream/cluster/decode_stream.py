@@ -27,6 +27,8 @@ __all__ = ("DecodeItem", "DecodeStream")
 MESSAGE_MAX: Final = 2000
 """Characters of the node's own words that are passed on."""
 
+_DONE: Final = (b'{"done":true', b'{"done": true')
+
 DecodeItem: TypeAlias = "TokenBatch | Finished"
 
 
@@ -84,7 +86,11 @@ class DecodeStream:
         """The node has said that it is done with the request, or has given it up."""
         if self._unread:
             data, self._unread = self._unread, b""
-            self._read(data, _News())
+            if data.startswith(_DONE) and b"\n" in data:
+                # Nothing else of it matters: the client has its end.
+                self._node_ended = self._lines.ended = True
+            else:
+                self._read(data, _News())
         return self._node_ended
 
     def feed(self, data: bytes) -> list[DecodeItem]:

@@ -181,8 +181,8 @@ class NodeApp(Generic[NodeT]):
         return checked
 
     async def _decode(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        record = RequestRecord(answer_id(scope), endpoint=scope["path"])
-        with self.service.observers.refusals(record):
+        record = RequestRecord(endpoint=scope["path"])
+        with self.service.observers.refusals(record, lambda: answer_id(scope)):
             asked = read(DecodeBody, body)
             order = to_order(asked, self._eos_ids)
             await check_grammar(order, self.node.check_grammar)

@@ -116,8 +116,8 @@ class PrefillApp:
 
     def _prefill(self, kind: EndpointKind) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            record = RequestRecord(answer_id(scope), endpoint=scope["path"], stream=False)
-            with self.service.observers.refusals(record):
+            record = RequestRecord(endpoint=scope["path"], stream=False)
+            with self.service.observers.refusals(record, lambda: answer_id(scope)):
                 self._keys.check(scope["headers"])
                 body = await read_body(scope, receive, self._max_body_bytes)
                 order, envelope = await parse_body(read_prefill_order, body, self._card, kind)

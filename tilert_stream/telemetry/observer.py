@@ -68,9 +68,14 @@ class Observers:
         """As the contract."""
         self._tell(lambda observer: observer.refused(record, error))
 
-    def refusals(self, record: RequestRecord) -> AbstractContextManager[None]:
-        """A block in which a request is read: what it raises is a refusal."""
-        return _Refusals(self, record)
+    def refusals(
+        self, record: RequestRecord, name: Callable[[], str]
+    ) -> AbstractContextManager[None]:
+        """A block in which a request is read: what it raises is a refusal.
+
+        :param name: the id that it is refused under.
+        """
+        return _Refusals(self, record, name)
 
     def _tell(self, call: Callable[[Observer], None]) -> None:
         for observer in self._observers:
@@ -86,11 +91,14 @@ class Observers:
 
 
 class _Refusals:
-    __slots__ = ("_observers", "_record")
+    __slots__ = ("_name", "_observers", "_record")
 
-    def __init__(self, observers: Observers, record: RequestRecord) -> None:
+    def __init__(
+        self, observers: Observers, record: RequestRecord, name: Callable[[], str]
+    ) -> None:
         self._observers = observers
         self._record = record
+        self._name = name
 
     def __enter__(self) -> None:
         pass
@@ -101,8 +109,10 @@ class _Refusals:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, TilertStreamError):
-            self._observers.refused(self._record, error)
-        elif isinstance(error, Exception):
+        if not isinstance(error, Exception):
+            return
+        if not isinstance(error, TilertStreamError):
             # The client gets no more to know of it.
-            self._observers.refused(self._record, TilertStreamError("internal error"))
+            error = TilertStreamError("internal error")
+        self._record.refused_as = self._name()
+        self._observers.refused(self._record, error)

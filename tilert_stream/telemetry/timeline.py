@@ -9,8 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..lifecycle import CLOCK, ENDS, State
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 __all__ = ("Timeline", "phase_of")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(NamedTuple):
     """Seconds on ``CLOCK``; None where the request did not come so far, or skipped it."""
 
     begun: float
