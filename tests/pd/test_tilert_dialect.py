@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -12,7 +11,6 @@ import anyio.lowlevel
 import anyio.to_thread
 import orjson
 import pytest
-import torch
 
 from tests.engine.glm.asking import Answer, stored
 from tests.engine.glm.make_greedy import QUESTIONS
@@ -21,9 +19,8 @@ from tests.pd.tilert_cluster import Computed, TilertCluster, new_rid, version_of
 from tilert_stream.config import DecodeConfig, RouterConfig, ServeConfig
 from tilert_stream.errors import ConfigError
 from tilert_stream.nodes import tilert_port
-from tilert_stream.serve import router
 from tilert_stream.serve.decode import build_tilert
-from tilert_stream.serve.front import Front, load_front
+from tilert_stream.serve.front import Front
 from tilert_stream.serve.models import Model, load_model
 from tilert_stream.serve.router import build_router
 from tilert_stream.testing.pd_nodes import ScriptedPrefillNode
@@ -40,14 +37,6 @@ TIMING = ["wire_wait", "convert", "inject", "decode", "finish_reason"]
 """As TileRT's decode node has it; what its engine has counted follows."""
 
 CONFIG = ServeConfig(model="tiny-glm5", max_seq_len=256, threads=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction] -- used by pytest
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +60,6 @@ def computed(model: Model, expected: Answer) -> Computed:
     made = Computed.of(model, expected.prompt)
     assert made.first == expected.ids[0]
     return made
-
-
-@pytest.fixture(scope="module")
-def front() -> Front:
-    return load_front(RouterConfig(model="tiny-glm5"))
 
 
 @pytest.fixture
@@ -352,16 +336,13 @@ def test_the_version_names_the_model_and_the_dtype(model: Model) -> None:
     assert version_of(other) - version_of(model) == 40
 
 
+@pytest.mark.usefixtures("loaded_front")
 async def test_our_router_takes_it_for_a_node_of_tilerts(
-    cluster: TilertCluster, model: Model, front: Front, monkeypatch: pytest.MonkeyPatch
+    cluster: TilertCluster, model: Model, front: Front
 ) -> None:
     answer = next(answer for answer in stored() if answer.cache)
     firsts: dict[tuple[int, ...], int] = {}
 
-    def loaded(_config: RouterConfig) -> Front:
-        return front
-
-    monkeypatch.setattr(router, "load_front", loaded)
     async with cluster.running(), anyio.create_task_group() as tasks:
 
         async def compute(fields: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from tilert_stream.config import PrefillConfig, RouterConfig, ServeConfig
 from tilert_stream.events import Limits
 from tilert_stream.http.client import HTTPClient
 from tilert_stream.serve import router
-from tilert_stream.serve.front import Front, load_front
+from tilert_stream.serve.front import Front
 from tilert_stream.serve.models import Model, load_model
 from tilert_stream.serve.prefill import build_prefill
 from tilert_stream.serve.router import build_router
@@ -39,22 +39,9 @@ ROWS = 192
 """Fewer than prefill's: its strides follow from the hello."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction] -- used by pytest
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def model() -> Model:
     return load_model(CONFIG, slots=1)
-
-
-@pytest.fixture(scope="module")
-def front() -> Front:
-    return load_front(RouterConfig(model="tiny-glm5"))
 
 
 @pytest.fixture(scope="module")

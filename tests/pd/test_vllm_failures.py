@@ -12,66 +12,38 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-import torch
 
 from tests.engine.glm.asking import stored
 from tests.nodes.glm_vllm import GlmVllm
 from tests.nodes.vllm_scheduler import Output
-from tests.nodes.vllm_stand_in import imported_plugin
 from tests.pd.cluster import LIMIT, Node
 from tests.pd.test_tilert_server import Stock
 from tests.pd.tilert_cluster import TilertCluster, new_rid
 from tests.pd.vllm_cluster import vllm_cluster
 from tilert_engine.layouts.mla_nsa import MlaNsaLayout
 from tilert_engine.layouts.mla_nsa_model import MlaNsaModel
-from tilert_stream.config import DecodeConfig, RouterConfig, ServeConfig
+from tilert_stream.config import DecodeConfig, ServeConfig
 from tilert_stream.nodes.hand_over.destination import Destination, params_for
-from tilert_stream.serve import router
 from tilert_stream.serve.decode import build_tilert
-from tilert_stream.serve.front import Front, load_front
 from tilert_stream.serve.models import Model, load_model
 from tilert_stream.testing.tilert_sender import NixlWriter
 from tilert_transports.nixl import NixlTransport
 from tilert_transports.nixl_binding import installed
 from tilert_transports.registry import load
 
-pytestmark = pytest.mark.skipif(not installed(), reason="no NIXL wheel")
+pytestmark = [
+    pytest.mark.skipif(not installed(), reason="no NIXL wheel"),
+    pytest.mark.usefixtures("loaded_front"),
+]
 if installed():
     load("nixl")  # before any event loop runs: importing reads files
 
 PROMPT = next(answer.prompt for answer in stored() if answer.cache and len(answer.prompt) > 128)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction] -- used by pytest
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def plugin() -> Iterator[ModuleType]:
-    with imported_plugin() as module:
-        yield module
-
-
 @pytest.fixture(scope="module")
 def model() -> Model:
     return load_model(ServeConfig(model="tiny-glm5", max_seq_len=256, threads=1), slots=1)
-
-
-@pytest.fixture(scope="module")
-def front() -> Front:
-    return load_front(RouterConfig(model="tiny-glm5"))
-
-
-@pytest.fixture(autouse=True)
-def _loaded(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction] -- used by pytest
-    def loaded(_config: RouterConfig) -> Front:
-        return front
-
-    monkeypatch.setattr(router, "load_front", loaded)
 
 
 @pytest.fixture

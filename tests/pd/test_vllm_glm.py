@@ -7,25 +7,23 @@ from contextlib import closing
 from types import ModuleType
 
 import pytest
-import torch
 
 from tests.engine.glm.asking import decode, prefill, stored
 from tests.nodes.glm_vllm import GlmVllm
-from tests.nodes.vllm_stand_in import imported_plugin
 from tests.pd.test_tilert_server import Stock, cluster
 from tests.pd.vllm_cluster import ask_ids, vllm_cluster
 from tilert_engine.layouts.mla_nsa import MlaNsaLayout
 from tilert_engine.layouts.mla_nsa_cache import CachedKV
 from tilert_engine.layouts.mla_nsa_model import CacheDtype
-from tilert_stream.config import DecodeConfig, RouterConfig, ServeConfig
+from tilert_stream.config import DecodeConfig, ServeConfig
 from tilert_stream.events import Limits
-from tilert_stream.serve import router
 from tilert_stream.serve.decode import build_decode, build_tilert
-from tilert_stream.serve.front import Front, load_front
+from tilert_stream.serve.front import Front
 from tilert_stream.serve.models import Model, load_model
 from tilert_transports.nixl_binding import installed
 from tilert_transports.registry import load
 
+pytestmark = pytest.mark.usefixtures("loaded_front")
 needs_nixl = pytest.mark.skipif(not installed(), reason="no NIXL wheel")
 if installed():
     load("nixl")  # before any event loop runs: importing reads files
@@ -35,33 +33,6 @@ STORED = next(answer for answer in stored() if answer.cache and len(answer.promp
 DTYPES: list[CacheDtype] = ["fp8_ds_mla", "bf16"]
 STEPS = [{}, {"chunk": 50}, {"chunk": 50, "preempted": True}]
 """In one step; in chunks, with a hit of the prefix cache; preempted, with other blocks."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction] -- used by pytest
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def plugin() -> Iterator[ModuleType]:
-    with imported_plugin() as module:
-        yield module
-
-
-@pytest.fixture(scope="module")
-def front() -> Front:
-    return load_front(RouterConfig(model="tiny-glm5"))
-
-
-@pytest.fixture(autouse=True)
-def _loaded(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction] -- used by pytest
-    def loaded(_config: RouterConfig) -> Front:
-        return front
-
-    monkeypatch.setattr(router, "load_front", loaded)
 
 
 @pytest.fixture(scope="module", params=DTYPES)
