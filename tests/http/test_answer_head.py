@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import h11
 import pytest
 from hypothesis import given
@@ -9,6 +11,9 @@ from hypothesis import strategies as st
 
 from tilert_stream.http.answer_head import AnswerHead
 from tilert_stream.http.refusal import REASONS
+
+if TYPE_CHECKING:
+    from tilert_stream.http.framing import Framing
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -81,11 +86,11 @@ def test_a_head_is_what_h11_would_write(
 
 
 @given(
-    status=st.sampled_from([200, 201, 404, 503]),
+    status=st.sampled_from([200, 201, 204, 404, 503]),
     fields=st.lists(st.tuples(names, values), max_size=4),
     close=st.booleans(),
 )
-def test_a_head_of_chunks_is_what_h11_would_write_or_left_to_it(
+def test_a_plain_head_is_what_h11_would_write_or_left_to_it(
     status: int, fields: Fields, close: bool
 ) -> None:
     fields = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT"), *fields]
@@ -93,21 +98,37 @@ def test_a_head_of_chunks_is_what_h11_would_write_or_left_to_it(
         head = AnswerHead({"type": "http.response.start", "status": status, "headers": fields})
     except h11.LocalProtocolError:
         return
-    quick = head.chunked(close=close)
-    of_the_connection = {name.lower() for name, _ in fields} & {b"content-length", b"connection"}
-    if of_the_connection:
-        assert quick is None
-    elif quick is not None:
-        assert read(quick) == read(written_by_h11(status, fields, b"1.1", close=close))
+    plain = head.plain(head.framing(bodiless=False, chunks_allowed=True), close=close)
+    if status == 204 or b"connection" in {name.lower() for name, _ in fields}:
+        assert plain is None
+    elif plain is not None:
+        assert read(plain) == read(written_by_h11(status, fields, b"1.1", close=close))
 
 
-def test_a_plain_head_of_chunks_needs_no_h11() -> None:
-    fields = [(b"date", b"x"), (b"content-type", b"text/event-stream")]
+@pytest.mark.parametrize(
+    ("framing", "fields", "framed"),
+    [
+        ("chunked", [], b"Transfer-Encoding: chunked\r\n"),
+        ("length", [(b"content-length", b"12")], b""),
+    ],
+)
+def test_a_plain_head_needs_no_h11(framing: Framing, fields: Fields, framed: bytes) -> None:
+    head = AnswerHead(
+        {"type": "http.response.start", "status": 200, "headers": [(b"date", b"x"), *fields]}
+    )
+    plain = b"".join(b"%b: %b\r\n" % field for field in [(b"date", b"x"), *fields])
+    assert head.plain(framing, close=False) == b"HTTP/1.1 200 OK\r\n" + framed + plain + b"\r\n"
+    assert head.plain(framing, close=True) == (
+        b"HTTP/1.1 200 OK\r\n" + framed + b"Connection: close\r\n" + plain + b"\r\n"
+    )
+    assert head.length == (12 if fields else None)
+
+
+@pytest.mark.parametrize("lengths", [[b"5", b"5"], [b"5, 5"]])
+def test_an_unusual_length_is_left_to_h11(lengths: list[bytes]) -> None:
+    fields = [(b"content-length", length) for length in lengths]
     head = AnswerHead({"type": "http.response.start", "status": 200, "headers": fields})
-    begin = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
-    plain = b"date: x\r\ncontent-type: text/event-stream\r\n\r\n"
-    assert head.chunked(close=False) == begin + plain
-    assert head.chunked(close=True) == begin + b"Connection: close\r\n" + plain
+    assert head.plain("length", close=False) is None
 
 
 def test_a_line_end_in_a_value_makes_no_field() -> None:

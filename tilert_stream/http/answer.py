@@ -4,10 +4,10 @@ Rules
 
 1. The head leaves in one write with the first body message, and each later body message is one
    write. Until the head has left, a failure can still become an HTTP status.
-2. Chunks are framed here: h11 keeps no state between the head and the end of a chunked body. It
-   does the head, counts a body with a Content-Length, and hears of the end when that has left.
-3. Of an answer in chunks to a plain request h11 hears nothing: that saves a first token 70 calls.
-   The connection's next request, if there is to be one, gets a parser of its own then.
+2. Of a plain answer to a plain request h11 hears nothing: that saves a first token 70 calls. Its
+   head is written here, and its body counted or put in chunks.
+3. Of any other h11 does the head, counts a body with a Content-Length, and hears of the end when
+   that has left. It keeps no state between the head and the end of chunks: they are framed here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .access_log import AccessRecord
     from .framing import Framing
-    from .plain import Outline
+    from .request_head import RequestHead
     from .sockets import SocketWriter
 
 __all__ = ("Answer",)
@@ -40,6 +40,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 class Answer:
     """What the app sends for ``request``, on a connection that may carry more answers.
 
+    :param parser: h11, having read the head; called only where it is to write the answer.
     :param record: the request's line in the access log.
     :param closing: whether the connection must close after this answer.
     :param over: called when the answer is complete, and when nobody reads it any more.
@@ -53,22 +54,22 @@ class Answer:
         "_framing",
         "_head",
         "_over",
+        "_parser",
         "_plain",
         "_record",
         "_sock",
+        "_unsent",
         "_writer",
         "closes",
         "complete",
         "gone",
         "head_left",
-        "untold",
     )
 
     def __init__(
         self,
-        conn: h11.Connection,
-        request: h11.Request,
-        outline: Outline,
+        request: RequestHead,
+        parser: Callable[[], h11.Connection],
         sock: socket.socket,
         writer: SocketWriter,
         record: AccessRecord,
@@ -76,7 +77,8 @@ class Answer:
         closing: Callable[[], bool],
         over: Callable[[], None],
     ) -> None:
-        self._conn = conn
+        self._parser = parser
+        self._conn: h11.Connection | None = None
         self._sock = sock
         self._writer = writer
         self._record = record
@@ -84,19 +86,18 @@ class Answer:
         self._over = over
         self._bodiless = request.method == b"HEAD"
         self._chunks_allowed = request.http_version >= b"1.1"
-        self._plain = outline.plain
+        self._plain = request.plain
         self._head: AnswerHead | None = None
         self._framing: Framing | None = None
+        self._unsent = 0
         self.gone: ClientGone | None = None
         """Why nobody reads the answer any more."""
         self.head_left = False
         """The client may have seen a status."""
         self.complete = False
         """The last byte of the answer has been handed to the kernel."""
-        self.closes = outline.closes
+        self.closes = request.closes
         """The connection ends with it: the client wants that, or it has been announced."""
-        self.untold = False
-        """h11 knows nothing of it."""
 
     @property
     def close_delimited(self) -> bool:
@@ -172,18 +173,12 @@ class Answer:
         self._head = AnswerHead(message)
 
     def _framed(self, body: bytes, *, more: bool) -> bytes:
-        if self._framing == "chunked":
-            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            return chunk if more else chunk + LAST_CHUNK
-        if self._head is None:
+        if self._framing is not None:
+            framed = self._content(body, more=more)
+        elif self._head is not None:
+            framed = self._render(self._head) + self._content(body, more=more)
+        else:
             raise ASGIViolation("'http.response.body' was sent before 'http.response.start'.")
-        head = b""
-        if self._framing is None:
-            head = self._render(self._head)
-            if self.untold:
-                self.head_left = True
-                return head + self._framed(body, more=more)
-        framed = head + self._counted(body, more=more)
         if framed:
             self.head_left = True
         return framed
@@ -194,18 +189,35 @@ class Answer:
         self._record.request_id = head.request_id or self._record.request_id
         announced = self._closing()
         self.closes = self.closes or announced
-        if self._framing == "chunked" and self._plain:
-            rendered = head.chunked(close=self.closes)
+        if self._plain:
+            rendered = head.plain(self._framing, close=self.closes)
             if rendered is not None:
-                self.untold = True
+                self._unsent = head.length or 0
                 return rendered
+        self._conn = self._parser()
         return head.render(self._conn, close=announced)
 
-    def _counted(self, body: bytes, *, more: bool) -> bytes:
+    def _content(self, body: bytes, *, more: bool) -> bytes:
+        if self._framing == "chunked":
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return chunk if more else chunk + LAST_CHUNK
+        if self._conn is None:
+            return self._counted(body, more=more)
         framed = b""
         if body and self._framing != "none":
             framed = self._conn.send(h11.Data(data=body))
         return framed if more else framed + self._conn.send(h11.EndOfMessage())
+
+    def _counted(self, body: bytes, *, more: bool) -> bytes:
+        """As h11 does it: what was wrong once stays so."""
+        if body and len(body) > self._unsent:
+            self._unsent = -1
+            raise h11.LocalProtocolError("Too much data for declared Content-Length")
+        self._unsent -= len(body)
+        if self._unsent and not more:
+            self._unsent = -1
+            raise h11.LocalProtocolError("Too little data for declared Content-Length")
+        return body
 
     def _begin(self, body: bytes, framed: bytes) -> memoryview | None:
         try:
@@ -226,12 +238,11 @@ class Answer:
 
     def _end(self) -> None:
         self.complete = True
-        ends = self.closes
-        if not self.untold:
+        if self._conn is not None:
             if self._conn.our_state is h11.SEND_BODY:
                 self._conn.send(h11.EndOfMessage())
-            ends = self._conn.our_state is h11.MUST_CLOSE
-        if ends:
+            self.closes = self._conn.our_state is h11.MUST_CLOSE
+        if self.closes:
             # The app may go on for long (background tasks); the client is not to wait for it.
             end_output(self._sock)
         self._over()

@@ -1,9 +1,9 @@
 """The head of an answer: an ASGI message in, bytes out.
 
 h11 writes the status line and the fields of the framing, and keeps its state by them; it checks
-every field four times on the way. What describes a stream is plain, and checked here at once; what
-is not (a length, a field of the connection, any unusual byte) is left to h11 altogether. The head
-of a plain answer in chunks need not pass h11 at all.
+every field four times on the way. Most answers are plain, and checked here at once; one that is not
+(a field of the connection, any unusual byte) is left to h11 altogether. The head of a plain answer
+to a plain request need not pass h11 at all.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ Fields = list[tuple[bytes, bytes]]
 _PLAIN: Final = re.compile(
     rb"(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+: [!-~](?:[\t -~]*[!-~])?\r\n)*"  # RFC 9110, 5.1 and 5.5
 )
-_CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
-_CHUNKED_AND_CLOSED: Final = _CHUNKED + b"Connection: close\r\n"
-_OF_THE_CONNECTION: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+_OF_THE_CONNECTION: Final = frozenset({b"transfer-encoding", b"connection"})
+_LENGTH: Final = re.compile(rb"[0-9]{1,20}")
 
 
 class AnswerHead:
@@ -40,7 +39,7 @@ class AnswerHead:
     :raises h11.LocalProtocolError: a field or the status is invalid.
     """
 
-    __slots__ = ("_fields", "_names", "_plain", "status")
+    __slots__ = ("_fields", "_names", "_plain", "length", "status")
 
     def __init__(self, message: Message) -> None:
         self.status: int = message["status"]
@@ -50,9 +49,12 @@ class AnswerHead:
             fields.append((b"date", http_date()))
         self._fields = fields
         self._names = names
+        self.length = _length(fields) if b"content-length" in names else None
+        """Bytes of the body, if it says so in the plain way."""
         self._plain = b"".join([b"%b: %b\r\n" % field for field in fields])
         if (
             names & _OF_THE_CONNECTION
+            or (self.length is None and b"content-length" in names)
             or not _PLAIN.fullmatch(self._plain)
             # A value with a line end in it would pass for two fields.
             or self._plain.count(b"\r\n") != len(fields)
@@ -82,24 +84,31 @@ class AnswerHead:
         if close:
             kept = [field for field in self._fields if field[0].lower() != b"connection"]
             return conn.send(_response(self.status, [*kept, (b"connection", b"close")]))
-        if not self._plain:
+        if not self._plain or self.length is not None:
             return conn.send(_response(self.status, self._fields))
         return conn.send(_response(self.status, []))[:-2] + self._plain + b"\r\n"
 
-    def chunked(self, *, close: bool) -> bytes | None:
-        """Its bytes, for a body in chunks, without h11; None where that must have a look.
+    def plain(self, framing: Framing, *, close: bool) -> bytes | None:
+        """Its bytes, as the answer to a plain request; None where h11 must write them.
 
         :param close: announce that the connection ends with this answer.
         """
-        if not self._plain or not 200 <= self.status <= 599:
+        if not self._plain or framing == "none" or not 200 <= self.status <= 599:
             return None
-        return b"HTTP/1.1 %d %b\r\n%b%b\r\n" % (
+        return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (
             self.status,
             REASONS.get(self.status, b""),
-            _CHUNKED_AND_CLOSED if close else _CHUNKED,
+            b"Transfer-Encoding: chunked\r\n" if framing == "chunked" else b"",
+            b"Connection: close\r\n" if close else b"",
             self._plain,
         )
 
 
 def _response(status: int, fields: Fields) -> h11.Response:
     return h11.Response(status_code=status, headers=fields, reason=REASONS.get(status, b""))
+
+
+def _length(fields: Fields) -> int | None:
+    """What ``fields`` give as the body's length; None where they do so in an unusual way."""
+    lengths = [value for name, value in fields if name.lower() == b"content-length"]
+    return int(lengths[0]) if len(lengths) == 1 and _LENGTH.fullmatch(lengths[0]) else None

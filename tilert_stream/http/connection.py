@@ -43,10 +43,10 @@ from .tls import handshake
 if TYPE_CHECKING:
     import socket
 
-    import h11
     from starlette.types import ASGIApp, Scope
 
     from .ledger import Ledger
+    from .request_head import RequestHead
     from .scope import Address
     from .settings import ServerSettings
 
@@ -138,7 +138,7 @@ class Connection:
     async def _serve_one(self) -> bool:
         """Take one request through; whether the connection goes on."""
         record = AccessRecord(self._name)
-        request: h11.Request | None = None
+        request: RequestHead | None = None
         try:
             request = await self._heads.next()
             if request is None:
@@ -182,7 +182,7 @@ class Connection:
             if self._settings.access_log:
                 record.write()
 
-    def _begin_record(self, request: h11.Request) -> AccessRecord:
+    def _begin_record(self, request: RequestHead) -> AccessRecord:
         line = b"%b %b HTTP/%b" % (request.method, request.target, request.http_version)
         record = AccessRecord(self._name, line.decode("latin-1"))
         for name, value in request.headers:
@@ -190,10 +190,10 @@ class Connection:
                 record.request_id = value.decode("latin-1")
         return record
 
-    def _exchange(self, request: h11.Request, record: AccessRecord) -> Exchange:
+    def _exchange(self, request: RequestHead, record: AccessRecord) -> Exchange:
         return Exchange(
-            self._heads.conn,
             request,
+            self._heads.parser,
             self._sock,
             self._input,
             self._writer,
@@ -240,13 +240,11 @@ class Connection:
             record.ending = "complete"
             if failure is not None:
                 logger.error("The app failed after answering %s", record.request, exc_info=failure)
-            keep = (
-                failure is None
-                and exchange.answer.gone is None
-                and not exchange.answer.closes
-                and self._heads.go_on(answered=not exchange.answer.untold, left=exchange.left)
-            )
-            if not keep and not exchange.input_clean:
+            # Of a request that was not read to its end the close has been announced.
+            keep = failure is None and exchange.answer.gone is None and not exchange.answer.closes
+            if keep:
+                self._heads.go_on(exchange.behind)
+            elif not exchange.input_clean:
                 await self._linger()
             return keep
         if exchange.refused is not None and not exchange.answer.head_left:
@@ -307,5 +305,5 @@ class Connection:
                 unread -= len(data)
 
 
-def _is_head(request: h11.Request | None) -> bool:
+def _is_head(request: RequestHead | None) -> bool:
     return request is not None and request.method == b"HEAD"

@@ -1,6 +1,9 @@
-"""The head of the next request: bytes of a kept connection in, an h11 request out.
+"""The head of the next request: bytes of a kept connection in, the head out.
 
 Waiting for a first byte may take long and ends with a drain; the rest of a head has its own limit.
+
+A plain head that has come in one piece is read without h11. Any other gets a parser of its own, and
+so does a plain one whose answer h11 is to write after all.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import h11
 
 from .errors import ClientGone, RequestTimeout
 from .refusal import refusal_for
+from .request_head import head_of, plain_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .request_head import RequestHead
     from .settings import ServerSettings
     from .socket_input import SocketInput
 
@@ -36,13 +41,13 @@ class HeadReader:
 
     __slots__ = (
         "_at_once",
-        "_behind",
+        "_conn",
         "_draining",
-        "_half_line",
+        "_head",
         "_idle",
         "_input",
         "_settings",
-        "conn",
+        "_unread",
         "input_ended",
     )
 
@@ -52,12 +57,11 @@ class HeadReader:
         self._input = socket_input
         self._settings = settings
         self._draining = draining
-        self.conn = self._parser()
-        """h11's state of this connection; another object after empty lines were dropped."""
         self.input_ended = False
         """The client has closed its sending side."""
-        self._half_line: bytes = b""
-        self._behind: bytes = b""
+        self._unread = b""
+        self._head = b""
+        self._conn: h11.Connection | None = None
         self._at_once = 0
         self._idle: anyio.CancelScope | None = None
 
@@ -66,92 +70,92 @@ class HeadReader:
         if self._idle is not None:
             self._idle.cancel()
 
-    async def next(self) -> h11.Request | None:
+    async def next(self) -> RequestHead | None:
         """Wait for the head of the next request; None: there will be none.
 
         A checkpoint only where it has to wait, or after so many requests.
 
         :raises ~tilert_stream.errors.TilertStreamError: what came is no request that we serve.
+        :raises ClientGone: the client has left in the middle of it.
         """
         if not await self._wait_for_begin():
             return None
         # Most heads come in one piece: no time limit is paid for then.
-        head, ended = self._take()
-        if head is not None or ended:
+        begin, end, self._unread = self._unread.partition(_HEAD_END)
+        self._head = begin + end
+        head = plain_head(self._head)
+        if head is not None:
+            return head
+        self._conn = conn = self._fed()
+        head = self._parse(conn)
+        if head is not None:
             return head
         with anyio.move_on_after(self._settings.header_timeout):
-            while head is None and not ended:
+            while head is None:
                 data = await self._input.receive()
-                self.input_ended = not data
-                self.conn.receive_data(data)
-                head, ended = self._take()
+                if not data:
+                    raise ClientGone(_LEFT)
+                conn.receive_data(data)
+                head = self._parse(conn)
             return head
         raise RequestTimeout(
             f"The headers were not complete after {self._settings.header_timeout} s; send them at"
             " once."
         )
 
+    def parser(self) -> h11.Connection:
+        """h11, having read the last head: to read the body with, or to write the answer. Sync."""
+        if self._conn is None:
+            self._conn = self._fed()
+            self._conn.next_event()
+        return self._conn
+
     def take_behind(self) -> bytes:
-        """What came with the last head, and ``conn`` has not seen. Sync."""
-        behind, self._behind = self._behind, b""
+        """What came with the last head, and ``parser`` has not been given. Sync."""
+        behind, self._unread = self._unread, b""
         return behind
 
-    def go_on(self, *, answered: bool, left: bytes | None = None) -> bool:
-        """Make ready for the next request; False: the connection can carry none. Sync.
+    def go_on(self, behind: bytes) -> None:
+        """Make ready for the next request. Sync.
 
-        :param answered: whether ``conn`` has sent the answer to the last one.
-        :param left: what came behind its body, which ``conn`` has not seen; None: it has.
+        :param behind: what came behind the last one.
         """
-        if left is None:
-            if answered:
-                if self.conn.states != _BOTH_DONE:
-                    return False
-                self.conn.start_next_cycle()
-                return True
-            if self.conn.their_state is not h11.DONE:
-                return False
-        elif answered and self.conn.our_state is not h11.DONE:
-            return False
-        data, ended = self.conn.trailing_data
-        self.conn = self._parser()
-        if data := (left or b"") + data:
-            self.conn.receive_data(data)
-        if ended:
-            self.conn.receive_data(b"")
-        return True
+        self._unread = behind
+        self._conn = None
 
-    def _take(self) -> tuple[h11.Request | None, bool]:
-        """The head, if all of it has come; and whether there will be none."""
+    def _fed(self) -> h11.Connection:
+        conn = h11.Connection(h11.SERVER, max_incomplete_event_size=self._settings.max_header_bytes)
+        conn.receive_data(self._head)
+        return conn
+
+    def _parse(self, conn: h11.Connection) -> RequestHead | None:
+        """The head, if all of it has come."""
         try:
-            event = self.conn.next_event()
+            event = conn.next_event()
         except h11.RemoteProtocolError as error:
             if self.input_ended:
-                raise ClientGone("the client closed the connection in a request") from error
+                raise ClientGone(_LEFT) from error
             raise refusal_for(error, self._settings.max_header_bytes) from error
-        if isinstance(event, h11.Request):
-            return event, False
-        return None, isinstance(event, h11.ConnectionClosed)
+        if not isinstance(event, h11.Request):
+            return None
+        head = head_of(event)
+        if head.length is not None:
+            self._unread = conn.trailing_data[0] + self._unread
+        elif self._unread:
+            conn.receive_data(self.take_behind())
+        return head
 
     async def _wait_for_begin(self) -> bool:
         """Wait for the first byte of a request; False: there will be none."""
-        left, _ = self.conn.trailing_data
-        if left[:1] != b"\r":
-            if left:
-                return True
-        else:
-            # h11 has no way to drop what it has taken in.
-            self.conn = self._parser()
-            if self._feed(left):
-                if self.input_ended:
-                    self._pass_end()
-                return True
+        if self._begun(b""):
+            return True
         if self._at_once < AT_ONCE_MAX and not self._draining():
             # A client that has its answer may ask again before all that was behind it is done.
             self._at_once += 1
             data = self._input.ready()
             if data is not None:
                 self.input_ended = not data
-                if self.input_ended or self._feed(data):
+                if self.input_ended or self._begun(data):
                     return not self.input_ended
         self._at_once = 0
         with anyio.CancelScope() as self._idle:
@@ -159,41 +163,28 @@ class HeadReader:
             while not self._draining():
                 data = await self._input.receive()
                 self.input_ended = not data
-                if self.input_ended or self._feed(data):
+                if self.input_ended or self._begun(data):
                     self._idle = None
                     return not self.input_ended
         self._idle = None
         # The drain closes idle connections; a request that has just come would get a reset.
         ready = self._input.ready() if self._draining() else None
-        return ready is not None and self._feed(ready)
+        return ready is not None and self._begun(ready)
 
-    def _feed(self, data: bytes) -> bool:
-        """Give h11 what came before a request has begun; whether it has by now.
+    def _begun(self, data: bytes) -> bool:
+        """Take what came; whether a request has begun.
 
         Empty lines in front are dropped: broken clients end a body with one (RFC 9112, 2.2).
         """
-        if self._half_line or data[:1] == b"\r":
-            data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
-        self._half_line = data if data == b"\r" else b""
-        if self._half_line or not data:
-            return False
-        head, end, self._behind = data.partition(_HEAD_END)
-        self.conn.receive_data(head + end)
-        return True
-
-    def _pass_end(self) -> None:
-        """Tell h11 that nothing follows what came."""
-        if behind := self.take_behind():
-            self.conn.receive_data(behind)
-        self.conn.receive_data(b"")
-
-    def _parser(self) -> h11.Connection:
-        return h11.Connection(h11.SERVER, max_incomplete_event_size=self._settings.max_header_bytes)
+        self._unread += data
+        if self._unread[:1] == b"\r":
+            self._unread = _EMPTY_LINES.sub(b"", self._unread, count=1)
+        return self._unread not in (b"", b"\r")
 
 
-_BOTH_DONE = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
-_HEAD_END = b"\r\n\r\n"
-_EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
+_LEFT: Final = "the client closed the connection in a request"
+_HEAD_END: Final = b"\r\n\r\n"
+_EMPTY_LINES: Final = re.compile(rb"\A(?:\r\n)*")
 
 
 def _limit(scope: anyio.CancelScope, seconds: float | None) -> None:

@@ -9,9 +9,9 @@ from ..errors import BodyTooLarge
 from .errors import HeadersTooLarge, HTTPVersionNotSupported, MalformedRequest, UnsupportedRequest
 
 if TYPE_CHECKING:
-    import h11
     from starlette.types import Scope
 
+    from .request_head import RequestHead
     from .settings import ServerSettings
 
 __all__ = (
@@ -41,7 +41,7 @@ SEND_NOW = "tilert_stream.send_now"
 """The extension by which an app writes a part of a body without awaiting, as far as it goes."""
 
 
-def check_head(request: h11.Request, settings: ServerSettings) -> None:
+def check_head(request: RequestHead, settings: ServerSettings) -> None:
     """Refuse what the server does not do, before any of the body is read.
 
     :raises ~tilert_stream.errors.TilertStreamError: the answer to it.
@@ -76,7 +76,7 @@ def check_head(request: h11.Request, settings: ServerSettings) -> None:
 
 
 def http_scope(
-    request: h11.Request,
+    request: RequestHead,
     *,
     client: Address | None,
     server: Address | None,
