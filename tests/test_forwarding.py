@@ -89,6 +89,36 @@ async def test_each_wake_goes_to_the_sink_and_the_last_to_the_task() -> None:
     assert stream.outcome == END
 
 
+@pytest.mark.parametrize("takes", [True, False])
+async def test_whoever_finishes_may_take_the_last(*, takes: bool) -> None:
+    sink, finish = Sink(), Sink(until=lambda _: not takes)
+    last: list[str] = []
+    async with PIPELINE.open(REQUEST) as stream, anyio.create_task_group() as tasks:
+
+        async def read() -> None:
+            last.extend(await stream.forward(sink, finish))
+
+        tasks.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        put(stream, 1)
+        await anyio.wait_all_tasks_blocked()
+        stream.scope.mailbox.put(TokenBatch((2,)), END)
+    assert sink.wakes == [["1 nowhere"]]
+    assert finish.wakes == [["2 nowhere", "end: length"]]
+    assert last == ([] if takes else ["2 nowhere", "end: length"])
+    assert stream.outcome == END
+
+
+async def test_what_finishing_raises_raises_in_the_task() -> None:
+    def refuse(_items: list[str]) -> bool:
+        raise BrokenPipeError("gone")
+
+    async with PIPELINE.open(REQUEST) as stream:
+        stream.scope.mailbox.put(END)
+        with pytest.raises(BrokenPipeError, match="gone"):
+            await stream.forward(Sink(), refuse)
+
+
 async def test_what_is_there_before_is_forwarded_too() -> None:
     sink = Sink(until=lambda _: True)
     async with PIPELINE.open(REQUEST) as stream:

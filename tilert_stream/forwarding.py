@@ -24,11 +24,17 @@ Out = TypeVar("Out")
 class Forwarding(Generic[Out]):
     """``Stream.forward`` of one stream, once."""
 
-    __slots__ = ("_failure", "_last", "_over", "_parking", "_sink", "_stream")
+    __slots__ = ("_failure", "_finish", "_last", "_over", "_parking", "_sink", "_stream")
 
-    def __init__(self, stream: Stream[Out], sink: Callable[[list[Out]], bool]) -> None:
+    def __init__(
+        self,
+        stream: Stream[Out],
+        sink: Callable[[list[Out]], bool],
+        finish: Callable[[list[Out]], bool] | None,
+    ) -> None:
         self._stream = stream
         self._sink = sink
+        self._finish = finish
         self._parking = make_parking()
         self._over = False
         self._last: list[Out] = []
@@ -54,17 +60,23 @@ class Forwarding(Generic[Out]):
             # Cancelled when this was on its way already: what is there is for others to take.
             return
         stream = self._stream
+        finished = False
         try:
             items = stream.take()
             if stream.outcome is not None:
-                self._last = items
+                finished = self._finish is not None and self._finish(items)
+                self._last = [] if finished else items
             elif not items or self._sink(items):
                 stream.scope.mailbox.call_when_ready(_step, self)
                 return
         except BaseException as error:  # noqa: BLE001 - raised in the task
             self._failure = error
         self._over = True
-        self._parking.unpark_at_once()
+        if finished:
+            # The reader has its end: what else is ready in this turn goes before our cleaning up.
+            self._parking.unpark()
+        else:
+            self._parking.unpark_at_once()
 
 
 def _step(forwarding: object) -> None:

@@ -218,23 +218,29 @@ class Stream(Generic[Out]):
         self.outcome = self._head.outcome
         return items
 
-    async def forward(self, sink: Callable[[list[Out]], bool]) -> list[Out]:
+    async def forward(
+        self,
+        sink: Callable[[list[Out]], bool],
+        finish: Callable[[list[Out]], bool] | None = None,
+    ) -> list[Out]:
         """Hand what each wake makes ready to ``sink``, until it says False or the end is there.
 
         The event loop calls it: no task takes a step for a token. Always a checkpoint.
 
-        :returns: the last items, which come with ``outcome`` and which ``sink`` does not get; empty
-            if there are none, and if it has said False.
-        :raises Exception: what ``sink`` raises.
+        :param finish: gets the last items, which come with ``outcome``, in place of ``sink``; says
+            whether it has taken them.
+        :returns: the last items, if nobody has taken them; empty if there are none, and if ``sink``
+            has said False.
+        :raises Exception: what ``sink`` or ``finish`` raises.
         """
         if self.outcome is not None:
             await checkpoint()
         elif self._stages is None and not self._coalesce:
-            return await Forwarding(self, sink).run()
+            return await Forwarding(self, sink, finish).run()
         while self.outcome is None:
             items = await anext(self, _NOTHING)
             if self.outcome is not None:
-                return items
+                return [] if finish is not None and finish(items) else items
             if not sink(items):
                 break
         return []

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.asgi.conftest import Request
 from tilert_engine.scripted import Script
 from tilert_stream.asgi.wakes import SEND_NOW
+from tilert_stream.errors import EngineFault
 from tilert_stream.testing import Gate
 from tilert_stream.testing.apps import ScriptedApp
 
@@ -34,6 +35,7 @@ class FakeServer:
         self.parts: list[bytes] = []
         self.begun = self.finished = 0
         self.stuck = stuck
+        self.ended = False
         self.full = anyio.Event()
         self.freed = anyio.Event()
         self.sent = Semaphore(0)
@@ -53,12 +55,13 @@ class FakeServer:
             self.sent.release()
 
     def send_now(
-        self, body: bytes, start: Message | None = None
+        self, body: bytes, start: Message | None = None, *, last: bool = False
     ) -> Callable[[], Awaitable[None]] | None:
         assert not self.full.is_set() or self.finished, "it overtakes what is not finished"
         if start is not None:
             self.messages.append(start)
         self.parts.append(body)
+        self.ended = last
         self.sent.release()
         if len(self.parts) != self.stuck:
             return None
@@ -79,17 +82,49 @@ class FakeServer:
         await app(request.scope, request.receive, send or self.send)
 
 
-async def test_the_last_part_is_a_message(request_to: Request) -> None:
+async def test_the_last_part_is_sent_like_the_others(request_to: Request) -> None:
+    """And no task takes a step for the end."""
     server = FakeServer()
     app = ScriptedApp(server.script())
     async with app.lifespan():
         await server.serve(app, request_to(app, body=STREAM))
-    kinds = [message["type"].rpartition(".")[2] for message in server.messages]
-    assert kinds == ["start", "body"]
-    assert [message.get("more_body") for message in server.messages] == [None, False]
-    assert len(server.parts) == 6
+    assert [message["type"] for message in server.messages] == ["http.response.start"]
+    assert len(server.parts) == 7
+    assert server.ended
     assert server.content.endswith(b"data: [DONE]\n\n")
     assert server.content.count(b'"content":') == 7
+
+
+async def test_a_last_part_that_does_not_go_at_once_is_finished_by_the_task(
+    request_to: Request,
+) -> None:
+    server = FakeServer(stuck=7)
+    app = ScriptedApp(server.script())
+    async with app.lifespan(), anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve, app, request_to(app, body=STREAM))
+        await server.full.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert (server.begun, server.finished, server.ended) == (1, 0, True)
+        server.freed.set()
+    assert server.finished == 1
+    assert app.service.ledger.counts == {}
+
+
+async def test_a_failure_ends_nothing(request_to: Request) -> None:
+    server = FakeServer()
+
+    def fail(turn: int) -> None:
+        server.sent.acquire(timeout=60)
+        if turn == 3:
+            raise EngineFault("broken")
+
+    app = ScriptedApp(Script(before_chain=fail))
+    async with app.lifespan():
+        await server.serve(app, request_to(app, body=STREAM))
+    assert server.parts
+    assert not server.ended
+    assert [message.get("more_body") for message in server.messages] == [None, True]
+    assert b'"error"' in server.content
 
 
 async def test_a_plain_answer_is_one_message(request_to: Request) -> None:

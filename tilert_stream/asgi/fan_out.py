@@ -161,20 +161,18 @@ class _Whole:
                 return items
         raise StopAsyncIteration
 
-    async def forward(self, sink: Callable[[list[bytes]], bool]) -> list[bytes]:
-        """Hand what each wake makes ready to ``sink``, until it says False or the end is there.
-
-        Always a checkpoint.
-
-        :returns: the last items, which come with ``outcome`` and which ``sink`` does not get; empty
-            if there are none, and if it has said False.
-        """
+    async def forward(
+        self,
+        sink: Callable[[list[bytes]], bool],
+        finish: Callable[[list[bytes]], bool] | None = None,
+    ) -> list[bytes]:
+        """As ``Stream``'s: each wake to ``sink``, the last items to ``finish``."""
         if self.outcome is not None:
             await checkpoint()
         while self.outcome is None:
             items = await anext(self, _NOTHING)
             if self.outcome is not None:
-                return items
+                return [] if finish is not None and finish(items) else items
             if not sink(items):
                 break
         return []

@@ -159,7 +159,7 @@ class StreamResponse:
 
         async def write(listener: DisconnectListener) -> None:
             nonlocal outcome
-            wakes = self._wakes(stream, scope, send)
+            wakes = self._wakes(stream, scope, send, listener)
             try:
                 outcome = await self._write(stream, wakes, send, listener)
                 listener.over = True
@@ -171,7 +171,9 @@ class StreamResponse:
         await while_there(scope, receive, write)
         return outcome
 
-    def _wakes(self, stream: Stream[bytes], scope: Scope, send: Send) -> AsyncIterator[list[bytes]]:
+    def _wakes(
+        self, stream: Stream[bytes], scope: Scope, send: Send, listener: DisconnectListener
+    ) -> AsyncIterator[list[bytes]]:
         # Without heartbeats no timer is paid for, neither once a request nor once a wake.
         if self._heartbeat != inf:
             return Heartbeats(stream, self._heartbeat)
@@ -179,7 +181,7 @@ class StreamResponse:
         if send_now is None or getattr(send, "__self__", None) is not send_now.__self__:
             # Another server, or a middleware that wants to see every message.
             return stream
-        return SentNow(stream, send_now, partial(self._start, stream.scope, None))
+        return SentNow(stream, send_now, partial(self._start, stream.scope, None), listener)
 
     async def _write(
         self,
@@ -189,7 +191,6 @@ class StreamResponse:
         listener: DisconnectListener,
     ) -> Finished | None:
         """Write until the end; the outcome if it is an error that nothing has been sent before."""
-        over = False
         async for chunks in wakes:
             body = b"".join(chunks)
             outcome = stream.outcome
@@ -203,7 +204,7 @@ class StreamResponse:
             await send({"type": "http.response.body", "body": body, "more_body": not over})
         outcome = stream.outcome
         failed = outcome is not None and outcome.error is not None
-        if not (over or failed):
+        if not (listener.over or failed):
             # The end came behind the last bytes: the encoder had nothing more to say.
             listener.over = True
             if not self._started:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import move_on_after
 
@@ -12,17 +12,27 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from ..stream import Stream
+    from .disconnect import DisconnectListener
 
     Start = Mapping[str, object]
-    SendNow = Callable[[bytes, Start | None], "Callable[[], Awaitable[None]] | None"]
 
-__all__ = ("HEARTBEAT", "SEND_NOW", "Heartbeats", "SentNow")
+__all__ = ("HEARTBEAT", "SEND_NOW", "Heartbeats", "SendNow", "SentNow")
 
 HEARTBEAT: Final = b": still here\n\n"
 """A comment (WHATWG HTML, 9.2.6). Nothing but comments is safe for clients, and not for all."""
 
 SEND_NOW: Final = "tilert_stream.send_now"
 """Our own server's extension: a part of a body is written by a plain call."""
+
+
+class SendNow(Protocol):
+    """That call. What it returns must be awaited before the next one."""
+
+    def __call__(
+        self, body: bytes, start: Start | None = None, *, last: bool = False
+    ) -> Callable[[], Awaitable[None]] | None:
+        """:param start: the message that begins the answer, with its first part."""
+        ...
 
 
 class Heartbeats:
@@ -47,21 +57,25 @@ class Heartbeats:
 
 
 class SentNow:
-    """The last items of a stream; what comes before has been sent already.
+    """What of a stream is not sent already: the last items, of a short answer or a failed one.
 
-    :param send_now: takes a part of the body, and with the first one the message that begins the
-        answer; what it returns must be awaited before the next one.
-    :param start: makes that message.
+    :param start: makes the message that begins the answer.
+    :param listener: is told that the end is about to be sent.
     """
 
-    __slots__ = ("_begun", "_rest", "_send_now", "_start", "_stream")
+    __slots__ = ("_begun", "_listener", "_rest", "_send_now", "_start", "_stream")
 
     def __init__(
-        self, stream: Stream[bytes], send_now: SendNow, start: Callable[[], Start]
+        self,
+        stream: Stream[bytes],
+        send_now: SendNow,
+        start: Callable[[], Start],
+        listener: DisconnectListener,
     ) -> None:
         self._stream = stream
         self._send_now = send_now
         self._start = start
+        self._listener = listener
         self._begun = False
         self._rest: Callable[[], Awaitable[None]] | None = None
 
@@ -71,7 +85,7 @@ class SentNow:
     async def __anext__(self) -> list[bytes]:
         while self._stream.outcome is None:
             try:
-                last = await self._stream.forward(self._send)
+                last = await self._stream.forward(self._send, self._finish)
             finally:
                 # Cancelled, too: the server must know that what it has begun stays unfinished.
                 if self._rest is not None:
@@ -89,3 +103,12 @@ class SentNow:
             start = self._start()
         self._rest = self._send_now(b"".join(items), start)
         return self._rest is None
+
+    def _finish(self, items: list[bytes]) -> bool:
+        """Send the last items, if nothing else is to be said with them; whether it has."""
+        outcome = self._stream.outcome
+        if not self._begun or outcome is None or outcome.error is not None:
+            return False
+        self._listener.over = True
+        self._rest = self._send_now(b"".join(items), last=True)
+        return True

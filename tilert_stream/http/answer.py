@@ -128,8 +128,8 @@ class Answer:
             more: bool = message.get("more_body", False)
             rest = self._begin(body, self._framed(body, more=more))
             if rest is not None:
-                await self._finish(rest)
-            if not more:
+                await self._finish(rest, last=not more)
+            elif not more:
                 self._end()
         elif kind == "http.response.start":
             self._start(message)
@@ -137,9 +137,9 @@ class Answer:
             raise ASGIViolation(f"{kind!r} is no message of an HTTP answer.")
 
     def send_now(
-        self, body: bytes, start: Message | None = None
+        self, body: bytes, start: Message | None = None, *, last: bool = False
     ) -> Callable[[], Awaitable[None]] | None:
-        """A body message that is not the last, as far as it goes at once; None: that was all. Sync.
+        """A body message, as far as it goes at once; None: that was all of it. Sync.
 
         The server's own extension of ASGI: whoever has bytes at hand then needs no task of his own
         to be stepped for them. Only for a ``send`` that nobody has wrapped.
@@ -153,10 +153,14 @@ class Answer:
             self._start(start)
         if self.gone is not None or self.complete or not body:
             return partial(
-                self.send, {"type": "http.response.body", "body": body, "more_body": True}
+                self.send, {"type": "http.response.body", "body": body, "more_body": not last}
             )
-        rest = self._begin(body, self._framed(body, more=True))
-        return None if rest is None else partial(self._finish, rest)
+        rest = self._begin(body, self._framed(body, more=not last))
+        if rest is not None:
+            return partial(self._finish, rest, last=last)
+        if last:
+            self._end()
+        return None
 
     async def send_interim(self, data: bytes) -> None:
         """Send what comes before the answer: ``100 Continue``.
@@ -229,12 +233,14 @@ class Answer:
             self._record.sent += len(body)
         return rest
 
-    async def _finish(self, rest: memoryview) -> None:
+    async def _finish(self, rest: memoryview, *, last: bool = False) -> None:
         try:
             await self._writer.finish(rest)
         except ClientGone as error:
             self.abandon(error)
             raise
+        if last:
+            self._end()
 
     def _end(self) -> None:
         self.complete = True
