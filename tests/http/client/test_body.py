@@ -19,7 +19,7 @@ from tilert_stream.http.client.body import (
     LengthBody,
 )
 
-CUTS = st.lists(st.integers(0, 400), max_size=12)
+CUTS = st.lists(st.integers(0, 2000), max_size=12)
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -55,7 +55,9 @@ def by_h11(data: bytes) -> bytes | None:
 
 
 @given(
-    chunks=st.lists(st.binary(max_size=40), max_size=6),
+    chunks=st.lists(
+        st.binary(max_size=40) | st.sampled_from([b"\r\n", b"{}\n", b"5\r\nhello"]), max_size=60
+    ),
     extension=st.sampled_from([b"", b";a", b" ;a=b", b" \t"]),
     trailer=st.sampled_from([b"", b"a: b\r\n", b"a: b\r\nc: d\r\n"]),
     cuts=CUTS,
@@ -91,11 +93,13 @@ def test_chunks_for_every_cut(
         ),
         max_size=14,
     ).map(b"".join),
+    many=st.integers(0, 60),
     cuts=CUTS,
 )
 def test_what_h11_reads_it_reads_and_what_it_refuses_it_refuses(
-    data: bytes, cuts: list[int]
+    data: bytes, many: int, cuts: list[int]
 ) -> None:
+    data = b"5\r\nhello\r\n" * many + data
     expected = by_h11(data)
     body = ChunkedBody()
     try:

@@ -22,6 +22,10 @@ LINE_BYTES: Final = 4096
 TRAILER_BYTES: Final = 16 * 1024
 """All trailers together."""
 
+MANY_BYTES: Final = 256
+"""So long is a read that may have many chunks, of a token each: one by one, ten cost as much as all
+of them together."""
+
 _SHORT: Final = {b"%x" % size: size for size in range(1, 4096)}
 """Sizes as most servers write them."""
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
@@ -113,7 +117,7 @@ class ChunkedBody:
             data, self._held = self._held + data, b""
         parts: list[bytes] = []
         at, end = 0, len(data)
-        if not (self._left or self._in_trailer):
+        if end > MANY_BYTES and not (self._left or self._in_trailer):
             parts, at = _whole_chunks(data)
         while at < end and not self.complete:
             if self._left:
