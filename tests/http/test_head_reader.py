@@ -13,7 +13,7 @@ import pytest
 from tilert_stream.http import ServerSettings
 from tilert_stream.http.errors import ClientGone
 from tilert_stream.http.head_reader import AT_ONCE_MAX, HeadReader
-from tilert_stream.http.socket_input import make_input
+from tilert_stream.http.socket_input import SocketInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -41,29 +41,20 @@ def pair() -> Generator[tuple[socket.socket, socket.socket], None, None]:
         yield sock, client
 
 
-class Noting:
-    """A socket's input that notes how it is read."""
+class Noting(SocketInput):
+    """Notes how it is read."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._input = make_input(sock)
+        super().__init__(sock)
         self.log: list[str] = []
 
     def ready(self) -> bytes | None:
         self.log.append("ready")
-        return self._input.ready()
+        return super().ready()
 
     async def receive(self) -> bytes:
         self.log.append("receive")
-        return await self._input.receive()
-
-    def call(self, callback: Callable[[], bool]) -> bool:
-        return self._input.call(callback)
-
-    def forget(self) -> None:
-        self._input.forget()
-
-    def close(self) -> None:
-        self._input.close()
+        return await super().receive()
 
 
 class Turns:
@@ -138,7 +129,7 @@ async def test_a_client_that_is_slower_is_waited_for(
 
 async def test_half_a_head_at_once(pair: tuple[socket.socket, socket.socket]) -> None:
     sock, client = pair
-    reading = make_input(sock)
+    reading = SocketInput(sock)
     reader = reader_of(reading)
     client.send(b"\r\n" + GET[:9])
     with anyio.fail_after(LIMIT):

@@ -30,7 +30,7 @@ from .exchange import Exchange
 from .head_reader import HeadReader
 from .refusal import refusal
 from .scope import NAME_REQUEST, ON_DISCONNECT, SEND_NOW, check_head, http_scope
-from .socket_input import make_input
+from .socket_input import SocketInput
 from .sockets import (
     SocketWriter,
     close,
@@ -99,7 +99,7 @@ class Connection:
         self._state = state
         self._name = f"{client[0]}:{client[1]}" if client else "unix"
         self._writer = SocketWriter(sock, settings.write_stall_timeout)
-        self._input = make_input(sock)
+        self._input = SocketInput(sock)
         self._heads = HeadReader(self._input, settings, lambda: ledger.draining)
         self._resets = False
         self._silence = anyio.CancelScope()

@@ -155,13 +155,14 @@ class Exchange:
     def watch(self) -> Callable[[], object] | None:
         """``listen`` without a task: the event loop reads, until the returned function is called.
 
-        None: a task is needed, for a body that is still to come, or on a loop that calls nobody.
+        None: a task is needed, for a body that is still to come.
         """
         if self.input_ended:
             return _nothing
         if not self._body.complete:
             return None
-        return self._input.forget if self._input.call(self._look) else None
+        self._input.call(self._look)
+        return self._input.forget
 
     def _look(self) -> bool:
         """Take what is there; whether more of it matters."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from anyio.lowlevel import cancel_shielded_checkpoint
-
 from tilert_stream.cluster.decode_stream import DecodeStream
 from tilert_stream.cluster.errors import HandOverLost, HandshakeRefused, LayoutMismatch
 from tilert_stream.cluster.queue import Queue
@@ -140,12 +138,10 @@ class RemoteDecode:
     async def decode(self, ready: KVReady, scope: RequestScope) -> None:
         """Let the stream flow into the mailbox, up to the request's end.
 
-        Where the event loop itself reads sockets, it also passes the tokens on: this returns then,
-        and no task stands between the node and the mailbox.
+        The event loop, which reads the socket, passes the tokens on: this returns before, and no
+        task stands between the node and the mailbox.
         """
-        stream = cast("_RemoteStream", ready.sequence)
-        if not stream.flow_into(scope.mailbox):
-            await stream.run(scope.mailbox)
+        cast("_RemoteStream", ready.sequence).flow_into(scope.mailbox)
 
 
 def _fault(request: GenerateRequest) -> InvalidRequest | None:
@@ -171,11 +167,8 @@ class _RemoteStream:
         self._janitor = janitor
         self._ours = True
 
-    def flow_into(self, mailbox: Mailbox[TokenBatch]) -> bool:
-        """Pass on what is there, and have the event loop do so with what comes. Sync.
-
-        False: this event loop does not.
-        """
+    def flow_into(self, mailbox: Mailbox[TokenBatch]) -> None:
+        """Pass on what is there, and have the event loop do so with what comes. Sync."""
         response, lines = self._response, self._lines
 
         def pass_on() -> bool:
@@ -194,28 +187,16 @@ class _RemoteStream:
                 return False
             return True
 
-        if not response.on_ready(pass_on):
-            return False
+        response.on_ready(pass_on)
         more = True
         while more and lines.finished is None:
             more = pass_on()
-        return True
 
-    async def run(self, mailbox: Mailbox[TokenBatch]) -> None:
-        """Pass on what comes until the request has ended."""
-        while self._lines.finished is None:
-            if not self._pass(await self._response.receive(), mailbox):
-                return
-        try:
-            # Whoever writes the last tokens and the end goes first.
-            await cancel_shielded_checkpoint()
-        finally:
-            self._part()
-
-    def _pass(self, data: bytes, mailbox: Mailbox[TokenBatch]) -> bool:
-        """Pass on what one read has brought, in one hand-off; whether anybody takes it."""
+    def _pass(self, data: bytes, mailbox: Mailbox[TokenBatch]) -> None:
+        """Pass on what one read has brought, in one hand-off."""
         items = self._lines.feed(data) if data else self._lines.eof()
-        return not items or mailbox.put(*items)
+        if items:
+            mailbox.put(*items)
 
     def release(self, _reason: str) -> None:
         """Close the stream, if it is still the request's. Sync."""

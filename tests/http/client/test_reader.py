@@ -9,13 +9,12 @@ from collections.abc import AsyncGenerator
 
 import anyio
 import pytest
-import sniffio
 
 from tests.http.client.conftest import OK, answers, scripted
 from tests.http.conftest import LIMIT, Client
 from tilert_stream.http import ClientGone
 from tilert_stream.http.client import HTTPClient, UpstreamClosed
-from tilert_stream.http.client.reader import HIGH_WATER, Reader, make_reader
+from tilert_stream.http.client.reader import HIGH_WATER, Reader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
@@ -30,7 +29,7 @@ class Pair:
         listener.close()
         self.sock.settimeout(0)
         self.far.settimeout(0)
-        self.reader: Reader = make_reader(self.sock)
+        self.reader = Reader(self.sock)
 
     async def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -181,7 +180,6 @@ async def test_what_is_there_is_taken_without_waiting(pair: Pair) -> None:
 
 
 async def test_a_callback_in_place_of_a_task(pair: Pair) -> None:
-    """Where the loop calls nobody it says so, and a task reads as ever."""
     received: list[bytes | None] = []
     came = anyio.Event()
 
@@ -189,25 +187,21 @@ async def test_a_callback_in_place_of_a_task(pair: Pair) -> None:
         received.append(pair.reader.take())
         came.set()
 
-    called = pair.reader.on_ready(take)
-    assert called == (sniffio.current_async_library() == "asyncio")
-    if called:
-        assert pair.reader.take() is None
-        await pair.send(b"one")
-        await came.wait()
-        assert received == [b"one"]
-    assert pair.reader.on_ready(None)
+    pair.reader.on_ready(take)
+    assert pair.reader.take() is None
+    await pair.send(b"one")
+    await came.wait()
+    assert received == [b"one"]
+    pair.reader.on_ready(None)
     await pair.send(b"two")
     assert await pair.reader.receive() == b"two"
-    assert received == [b"one"][:called]
+    assert received == [b"one"]
 
 
 async def test_a_callback_that_has_taken_as_much_as_is_read_ahead_is_called_for_the_rest(
     pair: Pair,
 ) -> None:
     """Where more waits in the socket than that, reading stops, and goes on when it is taken."""
-    if not pair.reader.on_ready(None) or sniffio.current_async_library() != "asyncio":
-        pytest.skip("this event loop calls nobody")
     received = bytearray()
     whole = anyio.Event()
 
@@ -216,7 +210,7 @@ async def test_a_callback_that_has_taken_as_much_as_is_read_ahead_is_called_for_
         if len(received) == 4 * HIGH_WATER:
             whole.set()
 
-    assert pair.reader.on_ready(take)
+    pair.reader.on_ready(take)
     assert pair.reader.take() is None
     data = bytes(range(256)) * (4 * HIGH_WATER // 256)
     async with anyio.create_task_group() as tasks:

@@ -21,7 +21,7 @@ from ..errors import ClientGone
 from ..sockets import close, receive_ready
 from .errors import UpstreamClosed, UpstreamInvalid, UpstreamTimeout
 from .head import make_head, read_plain_head
-from .reader import make_reader
+from .reader import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ class ClientConnection:
         self._sock = sock
         self._label = label
         self._write_stall_timeout = write_stall_timeout
-        self._reader = make_reader(sock)
+        self._reader = Reader(sock)
         self._sent = 0
         self._ended = False
         self.answered = False
@@ -218,12 +218,9 @@ class ClientConnection:
         self._ended = not data
         return data
 
-    def on_ready(self, callback: Callable[[], object] | None) -> bool:
-        """Have ``callback`` called whenever ``receive_ready`` has something; None: no more.
-
-        False: this event loop has no such calls, and ``receive`` is the only way. Sync.
-        """
-        return self._reader.on_ready(callback)
+    def on_ready(self, callback: Callable[[], object] | None) -> None:
+        """Have ``callback`` called when ``receive_ready`` has something; None: no more. Sync."""
+        self._reader.on_ready(callback)
 
     def receive_ready(self) -> bytes | None:
         """What is there; None: nothing, empty at the end of the input. Never a checkpoint.

@@ -70,13 +70,13 @@ class Response:
             if content:
                 return content
 
-    def on_ready(self, callback: Callable[[], object] | None) -> bool:
+    def on_ready(self, callback: Callable[[], object] | None) -> None:
         """Have ``callback`` called when ``receive_ready`` may have something, until ``close``.
 
         For whoever can do without a task; nothing is called for what is there already. None: no
-        longer. False: this event loop has no such calls, a task has to ``receive``. Sync.
+        longer. Sync.
         """
-        return self._connection.on_ready(callback)
+        self._connection.on_ready(callback)
 
     def receive_ready(self) -> bytes | None:
         """``receive`` that never waits: None where it would. Sync.
