@@ -11,9 +11,10 @@ import pytest
 
 from tests.http.conftest import read_body
 from tilert_stream.http import ServerSettings
+from tilert_stream.http.errors import ASGIViolation
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from tests.http.conftest import Client, Serving
 
@@ -187,6 +188,34 @@ async def test_a_wrong_length_stays_wrong(serving: Serving, version: bytes, body
         assert (await client.rest()).startswith(b"HTTP/1.1 500 ")
     assert len(errors) == 2
     assert errors[0] == f"Too {'much' if body else 'little'} data for declared Content-Length"
+
+
+@pytest.mark.parametrize("status", [99, 100, 101, 199, 1000])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_no_body_follows_a_status_that_is_none(
+    serving: Serving, version: bytes, status: int
+) -> None:
+    """Of an app that goes on after its mistake: chunks without a head would be the next answer."""
+    errors: list[type[Exception]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        messages: list[Message] = [
+            {"type": "http.response.start", "status": status, "headers": []},
+            {"type": "http.response.body", "body": b"hi", "more_body": True},
+            {"type": "http.response.body"},
+        ]
+        for message in messages:
+            try:
+                await send(message)
+            except (h11.LocalProtocolError, ASGIViolation) as error:
+                errors.append(type(error))
+
+    async with serving(app) as running:
+        client = await running.connect()
+        await client.send(b"GET / HTTP/%b\r\nHost: x\r\n\r\n" % version)
+        assert (await client.until(b"\r\n")).startswith(b"HTTP/1.1 500 ")
+        assert (await client.rest()).count(b"\r\n\r\n") == 1
+    assert errors == [h11.LocalProtocolError, ASGIViolation, ASGIViolation]
 
 
 @pytest.mark.parametrize(

@@ -188,18 +188,20 @@ class Answer:
         return framed
 
     def _render(self, head: AnswerHead) -> bytes:
-        self._framing = head.framing(bodiless=self._bodiless, chunks_allowed=self._chunks_allowed)
+        framing = head.framing(bodiless=self._bodiless, chunks_allowed=self._chunks_allowed)
         self._record.status = head.status
         self._record.request_id = head.request_id or self._record.request_id
         announced = self._closing()
         self.closes = self.closes or announced
-        if self._plain:
-            rendered = head.plain(self._framing, close=self.closes)
-            if rendered is not None:
-                self._unsent = head.length or 0
-                return rendered
-        self._conn = self._parser()
-        return head.render(self._conn, close=announced)
+        rendered = head.plain(framing, close=self.closes) if self._plain else None
+        if rendered is None:
+            self._conn = self._parser()
+            rendered = head.render(self._conn, close=announced)
+        else:
+            self._unsent = head.length or 0
+        # Last: what h11 refuses is no head, and no body may follow it.
+        self._framing = framing
+        return rendered
 
     def _content(self, body: bytes, *, more: bool) -> bytes:
         if self._framing == "chunked":

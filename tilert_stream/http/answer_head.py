@@ -53,7 +53,8 @@ class AnswerHead:
         """Bytes of the body, if it says so in the plain way."""
         self._plain = b"".join([b"%b: %b\r\n" % field for field in fields])
         if (
-            names & _OF_THE_CONNECTION
+            not 200 <= self.status <= 599
+            or names & _OF_THE_CONNECTION
             or (self.length is None and b"content-length" in names)
             or not _PLAIN.fullmatch(self._plain)
             # A value with a line end in it would pass for two fields.
@@ -93,7 +94,7 @@ class AnswerHead:
 
         :param close: announce that the connection ends with this answer.
         """
-        if not self._plain or framing == "none" or not 200 <= self.status <= 599:
+        if not self._plain or framing == "none":
             return None
         return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (
             self.status,
