@@ -226,3 +226,19 @@ async def test_unpark_at_once_of_nobody() -> None:
     if isinstance(loop := current_token().native_token, asyncio.AbstractEventLoop):
         loop.call_soon(parking.unpark_at_once)
         await anyio.lowlevel.checkpoint()
+
+
+def test_no_call_runs_while_its_asyncio_loop_stands_still() -> None:
+    loop = asyncio.new_event_loop()
+    called: list[object] = []
+
+    async def make() -> Parking:
+        return make_parking()
+
+    parking = loop.run_until_complete(make())
+    parking.park_call(called.append, "one")
+    assert parking.unpark_at_once()
+    assert called == []
+    loop.run_until_complete(asyncio.sleep(0))
+    assert called == ["one"]
+    loop.close()

@@ -141,10 +141,17 @@ async def test_broken_chunk_after_the_head_is_a_cut(serving: Serving) -> None:
         assert (statistics.cut_total, statistics.refused_total) == (1, 0)
 
 
-async def test_body_at_the_limit_is_served(serving: Serving, echo: ASGIApp) -> None:
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 10\r\n\r\n0123456789",
+        b"Transfer-Encoding: chunked\r\n\r\na\r\n0123456789\r\n0\r\n\r\n",
+    ],
+)
+async def test_body_at_the_limit_is_served(serving: Serving, echo: ASGIApp, rest: bytes) -> None:
     async with serving(echo, SMALL) as running:
         client = await running.connect()
-        await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n0123456789")
+        await client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + rest)
         assert (await client.answer()).endswith(b"POST / 0123456789")
 
 

@@ -162,6 +162,14 @@ def test_what_is_plain(method: str, end: str) -> None:
     assert (head.plain, head.closes, head.length) == (True, "close" in end, 0)
 
 
+@pytest.mark.parametrize("lines", [(b"close", b"keep-alive"), (b"keep-alive", b"close")])
+def test_a_close_in_any_of_two_lines_closes(lines: tuple[bytes, bytes]) -> None:
+    data = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: %b\r\nConnection: %b\r\n\r\n" % lines
+    assert plain_head(data) is None
+    head = by_h11(data)
+    assert (head.plain, head.closes) == (True, True)
+
+
 GET = b"GET / HTTP/1.1\r\n"
 HOST = GET + b"Host: x\r\n"
 

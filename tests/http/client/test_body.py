@@ -151,6 +151,24 @@ def test_what_comes_behind_a_body_is_noticed() -> None:
         assert not body.clean
 
 
+LOOKS_LIKE_CHUNKS = b"5\r\nhello\r\n" * 60
+
+
+def test_what_looks_like_chunks_inside_of_one() -> None:
+    body = ChunkedBody()
+    assert body.feed(b"%x\r\nbegin" % (len(LOOKS_LIKE_CHUNKS) + 5)) == b"begin"
+    assert body.feed(LOOKS_LIKE_CHUNKS) == LOOKS_LIKE_CHUNKS
+    assert body.feed(b"\r\n0\r\n\r\n") == b""
+    assert body.complete
+
+
+def test_what_looks_like_chunks_in_the_trailers() -> None:
+    body = ChunkedBody()
+    assert body.feed(b"0\r\n") == b""
+    assert body.feed(LOOKS_LIKE_CHUNKS) == b""
+    assert not body.complete
+
+
 @given(data=st.binary(max_size=60), cuts=CUTS)
 def test_a_length_and_the_end_of_the_connection(data: bytes, cuts: list[int]) -> None:
     length, close = LengthBody(len(data)), CloseBody()
