@@ -30,7 +30,7 @@ ENGINE_CPU: Final = 6
 """Nanoseconds of CPU time that its thread has used."""
 
 HEADER: Final = 8
-STREAMS: Final = 1024
+STREAMS: Final = 4096
 TOKENS: Final = 4096
 """So many tokens of each stream have their moment recorded."""
 SIZE: Final = 8 * (HEADER + STREAMS * TOKENS)

@@ -39,8 +39,9 @@ Load = tuple[str, "Callable[[RouterProcess], Awaitable[Figures]]"]
 
 PACKAGES: Final = ("anyio", "h11", "orjson", "trio", "uvloop")
 MAX_TOKENS: Final = 200
+FEW: Final = 16
 MANY: Final = 256
-"""From so many streams on answers are half as long: the machine is full, and only that is seen."""
+"""From so many streams on paced answers are half as long: the machine is full, and that is seen."""
 
 
 def loads(options: argparse.Namespace) -> list[Load]:
@@ -54,7 +55,7 @@ def loads(options: argparse.Namespace) -> list[Load]:
                 scenarios.streams,
                 count,
                 itl / 1000,
-                MAX_TOKENS // 2 if count >= MANY else MAX_TOKENS,
+                MAX_TOKENS // 2 if itl and count >= MANY else MAX_TOKENS,
                 _requests(count, itl),
             ),
         )
@@ -70,10 +71,14 @@ def loads(options: argparse.Namespace) -> list[Load]:
 
 
 def _requests(count: int, itl: float) -> int:
-    """Of each connection: few streams need several for as many answers as percentiles want."""
+    """Of each connection: few streams need several for as many answers as percentiles want.
+
+    Without a pause between tokens, so many that opening connections, and the burst of all first
+    requests, are a small part.
+    """
     if itl:
-        return 3 if count == 1 else 1
-    return max(1, 32 // count)
+        return 3 if count < FEW else 1
+    return max(8, 384 // count)
 
 
 def measure(options: argparse.Namespace, console: Console) -> Results:

@@ -28,6 +28,7 @@ from bench.board import TOKENS, Board, place
 from .frames import EventFrames, LineFrames, json_answer
 from .orders import EMITTED, ITL_NS, LEFT, PREFILL_NS, letter
 from .requests import RequestProtocol
+from .timer import Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,7 @@ class Mocks:
 
     def __init__(self, board: Board) -> None:
         self.loop = asyncio.get_running_loop()
+        self._timer = Timer(self.loop)
         self.cells = board.cells
         self.events = EventFrames()
         self.lines = LineFrames()
@@ -67,7 +69,7 @@ class Mocks:
     def later(self, nanoseconds: int, call: Callable[[], None]) -> None:
         """Call after a time, or in the loop's next turn."""
         if nanoseconds:
-            self.loop.call_later(nanoseconds / 1e9, call)
+            self._timer.at(time.monotonic_ns() + nanoseconds, call)
         else:
             self.loop.call_soon(call)
 
