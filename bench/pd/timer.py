@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import time
 from heapq import heappop, heappush
 from itertools import count
@@ -24,17 +25,8 @@ LIBC: Final = ctypes.CDLL(None, use_errno=True)
 ABSOLUTE: Final = 1
 """``TFD_TIMER_ABSTIME``."""
 SECOND: Final = 1_000_000_000
-
-
-class Setting(ctypes.Structure):
-    """``struct itimerspec``: how often, and when first."""
-
-    _fields_ = [  # noqa: RUF012 - as ctypes has it
-        ("every_seconds", ctypes.c_long),
-        ("every_nanoseconds", ctypes.c_long),
-        ("seconds", ctypes.c_long),
-        ("nanoseconds", ctypes.c_long),
-    ]
+SETTING: Final = struct.Struct("4l")
+"""``struct itimerspec``: how often, and when first; seconds and nanoseconds of each."""
 
 
 class Timer:
@@ -65,6 +57,6 @@ class Timer:
         if not self._due or self._due[0][0] == self._set_to:
             return
         self._set_to = self._due[0][0]
-        setting = Setting(0, 0, *divmod(self._set_to, SECOND))
-        if LIBC.timerfd_settime(self._file, ABSOLUTE, ctypes.byref(setting), None):
+        setting = SETTING.pack(0, 0, *divmod(self._set_to, SECOND))
+        if LIBC.timerfd_settime(self._file, ABSOLUTE, setting, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
