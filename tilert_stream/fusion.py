@@ -70,7 +70,19 @@ class Chain(Generic[In, Out]):
         for name, transform in self._transforms:
             produced: list[object] = []
             try:
-                ended = _through(transform, items, ended, produced)
+                cut = None
+                for item in items:
+                    for result in transform.feed(item):
+                        if isinstance(result, Finished):
+                            cut = result
+                            break
+                        produced.append(result)
+                    if cut is not None:
+                        break
+                if cut is not None:
+                    ended = cut
+                elif ended is not None:
+                    ended = _finish(transform, ended, produced)
             except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it ends its request
                 ended = Finished.failed(stage_error(name, error))
             items = produced
@@ -80,23 +92,14 @@ class Chain(Generic[In, Out]):
         return ended
 
 
-def _through(
-    transform: Transform[object, object],
-    items: list[object],
-    ended: Finished | None,
-    produced: list[object],
-) -> Finished | None:
-    """Feed ``items``, and the end if there is one; how the stream has ended behind this."""
-    for item in items:
-        for result in transform.feed(item):
-            if isinstance(result, Finished):
-                return result
-            produced.append(result)
-    if ended is not None:
-        for result in transform.finish(ended):
-            if isinstance(result, Finished):
-                return result
-            produced.append(result)
+def _finish(
+    transform: Transform[object, object], ended: Finished, produced: list[object]
+) -> Finished:
+    """Tell ``transform`` of the end; how the stream has ended behind it."""
+    for result in transform.finish(ended):
+        if isinstance(result, Finished):
+            return result
+        produced.append(result)
     return ended
 
 

@@ -27,6 +27,8 @@ from .parking import make_parking
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .parking import Parking
+
 __all__ = ("Mailbox", "MailboxStatistics")
 
 T = TypeVar("T")
@@ -144,6 +146,10 @@ class Mailbox(Generic[T]):
             await checkpoint()
             if not self._finished:
                 await self.wait(until_end=True)
+
+    def another_parking(self) -> Parking:
+        """One more parking place in the reader's event loop. Sync."""
+        return self._parking.another()
 
     def close(self) -> None:
         """Say that nobody reads any more. Idempotent."""

@@ -1,7 +1,7 @@
 """One request of a service while a block lasts: a stream that is started on entry, closed on exit.
 
-Its producer is a task of the service's own group: a group for each request would cost its first
-token more than the transforms do.
+Its producer is a task of the service's own group, since a group for each request would cost its
+first token more than the transforms do; or it needs none, where its reader only forwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Opened(Generic[Out]):
     :param streams: those whose readers may outlive ``tasks``.
     """
 
-    __slots__ = ("_make", "_stream", "_streams", "_tasks")
+    __slots__ = ("_make", "_stream", "_streams", "_tasks", "forwarded")
 
     def __init__(
         self, make: Callable[[], Stream[Out]], tasks: TaskGroup, streams: set[Stream[Out]]
@@ -38,6 +38,8 @@ class Opened(Generic[Out]):
         self._tasks = tasks
         self._streams = streams
         self._stream: Stream[Out] | None = None
+        self.forwarded = False
+        """The stream will be read by ``forward`` alone, as soon as it is there."""
 
     async def __aenter__(self) -> Stream[Out]:
         """Never a checkpoint.
@@ -45,7 +47,7 @@ class Opened(Generic[Out]):
         :raises ~tilert_stream.errors.StageError: a factory of the pipeline raised.
         """
         stream = self._make()
-        stream.start(self._tasks)
+        stream.start(self._tasks, forwarded=self.forwarded)
         self._stream = stream
         self._streams.add(stream)
         return stream

@@ -46,6 +46,10 @@ class Parking(Protocol):
         """Take back ``park_call``. Sync, idempotent."""
         ...
 
+    def another(self) -> Parking:
+        """A further place in the same event loop, which need not be asked for. Sync."""
+        ...
+
     def unpark(self) -> bool:
         """Wake the parked task, from any thread; nothing happens if none is parked.
 
@@ -102,6 +106,9 @@ class _AsyncioParking:
 
     def forget(self) -> None:
         self._calls.clear()
+
+    def another(self) -> Parking:
+        return _AsyncioParking(self._loop)
 
     def unpark(self) -> bool:
         # A thread's number is used again after its end: a loop that has ended has no thread.
@@ -195,6 +202,9 @@ class _TrioParking:
 
     def forget(self) -> None:
         self._call = None
+
+    def another(self) -> Parking:
+        return _TrioParking(self._token)
 
     def unpark(self) -> bool:
         import trio

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from anyio import AsyncContextManagerMixin, CancelScope, Event, to_thread
 
 from .background import background_tasks
-from .channels import interrupted
 from .completion import Completion
 from .errors import EngineDied, NotReady
 from .lease import Ledger
@@ -116,8 +115,8 @@ class Service(AsyncContextManagerMixin, Generic[Out]):
                     yield
                 finally:
                     for stream in self._streams:
-                        # Its tokens may come without a task that could be cancelled.
-                        stream.scope.mailbox.put(interrupted())
+                        # It may be produced in a task that is not cancelled here, or in none.
+                        stream.interrupt()
         finally:
             self._tasks = None
             for stream in self._streams:

@@ -26,7 +26,7 @@ from .link import Kind
 from .trace import Span, mark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -65,6 +65,7 @@ class Stream(Generic[Out]):
         "_stages",
         "_stopped",
         "_tally",
+        "_task_group",
         "_upstream",
         "_watchdog",
         "outcome",
@@ -93,14 +94,18 @@ class Stream(Generic[Out]):
         self._tally = None if scope.record is None else scope.record.tokens
         self._cancel_scope: CancelScope | None = None
         self._stopped = False
+        self._task_group: TaskGroup | None = None
+        """Where the producer is to run if its reader does not take it; None: somebody runs it."""
         self._upstream = upstream
         self._downstream = downstream
         self._head: Chain[object, Out] = Chain()
         self._stages: StageRunner[Out] | None = None
 
-    def start(self, task_group: TaskGroup) -> None:
+    def start(self, task_group: TaskGroup, *, forwarded: bool = False) -> None:
         """Let the request begin, in a task of ``task_group``. It never raises there.
 
+        :param forwarded: it will be read by ``forward``, and at once: where no stage awaits, its
+            reader's task has nothing to do but to produce it, and no other is needed.
         :raises ~tilert_stream.errors.PipelineError: a factory made something that is no stage.
         :raises ~tilert_stream.errors.StageError: a factory raised.
         """
@@ -114,7 +119,14 @@ class Stream(Generic[Out]):
             self._watchdog.add(self)
         if self._observer is not None:
             self._observer.began(self.scope)
-        task_group.start_soon(self._run, name=f"request {self.scope.request.id}")
+        self._task_group = task_group
+        if not forwarded or self._stages is not None or self._coalesce:
+            self._start_task()
+
+    def _start_task(self) -> None:
+        task_group, self._task_group = self._task_group, None
+        if task_group is not None:
+            task_group.start_soon(self._run, name=f"request {self.scope.request.id}")
 
     def _begin(self) -> None:
         """What other nodes are to do is asked of them first: they work while stages are made."""
@@ -138,6 +150,14 @@ class Stream(Generic[Out]):
 
     async def _run(self) -> None:
         try:
+            await self._work()
+        except BaseException:
+            # The task group was cancelled, and its reader may live outside of it.
+            self.scope.mailbox.put(interrupted())
+            raise
+
+    async def _work(self) -> None:
+        try:
             with CancelScope() as self._cancel_scope:
                 if self._stopped:
                     self._cancel_scope.cancel()
@@ -145,12 +165,17 @@ class Stream(Generic[Out]):
                     await self._produce()
                 else:
                     await self._stages.run(self._produce)
-        except BaseException:
-            # The task group was cancelled, and its reader may live outside of it.
-            self.scope.mailbox.put(interrupted())
-            raise
         finally:
             self.produced()
+
+    async def work_for_reader(self) -> None:
+        """Produce in the reader's task what no other task does. A checkpoint if something does."""
+        if self._task_group is not None:
+            self._task_group = None
+            if self._stopped:
+                self.produced()
+            else:
+                await self._work()
 
     def produced(self) -> None:
         """Nothing works for the request any more. Sync, idempotent."""
@@ -174,16 +199,21 @@ class Stream(Generic[Out]):
         item: object = scope.request
         for link in self._upstream:
             try:
-                with Span(scope.trace, scope.request.id, link.name):
-                    if link.kind is Kind.SOURCE:
-                        await cast("Source[object, object]", link.target).produce(item, scope)
-                        return
-                    item = await cast("Step[object, object]", link.target).call(item, scope)
+                if scope.trace is None:
+                    item = await self._step(link, item)
+                else:
+                    with Span(scope.trace, scope.request.id, link.name):
+                        item = await self._step(link, item)
             except Exception as error:  # noqa: BLE001 - a step may raise anything; it ends its request
                 item = Finished.failed(stage_error(link.name, error))
             if isinstance(item, Finished):
                 scope.mailbox.put(item)
                 return
+
+    def _step(self, link: Link, item: object) -> Awaitable[object]:
+        if link.kind is Kind.SOURCE:
+            return cast("Source[object, object]", link.target).produce(item, self.scope)
+        return cast("Step[object, object]", link.target).call(item, self.scope)
 
     def __aiter__(self) -> Stream[Out]:
         return self
@@ -194,6 +224,7 @@ class Stream(Generic[Out]):
         A failed request ends the iteration like any other: look at ``outcome``.
         """
         mailbox = self.scope.mailbox
+        self._start_task()
         while self.outcome is None:
             if self._stages is not None:
                 items, self.outcome = await self._stages.receive()
@@ -259,16 +290,23 @@ class Stream(Generic[Out]):
         put = self.scope.mailbox.put(failed)
         self.scope.lease.release(failed.reason)
         if self._stages is None:
-            self._stop_producing()
+            self.stop_producing()
         elif not put:
             self._stages.interruption = failed
-            self._stop_producing()
+            self.stop_producing()
 
-    def _stop_producing(self) -> None:
-        # A task that has not taken its first step looks for it then.
-        self._stopped = True
-        if self._cancel_scope is not None:
-            self._cancel_scope.cancel()
+    def interrupt(self) -> None:
+        """Its service is being left, and its reader may live on: nothing more comes. Sync."""
+        self.scope.mailbox.put(interrupted())
+        self.stop_producing()
+
+    def stop_producing(self) -> None:
+        """What comes now is of no use any more. Sync, idempotent."""
+        if self._producing:
+            # A task that has not taken its first step looks for it then.
+            self._stopped = True
+            if self._cancel_scope is not None:
+                self._cancel_scope.cancel()
 
     def close(self) -> None:
         """End the request if it still runs, and give back all it holds. Sync, idempotent."""
@@ -285,8 +323,11 @@ class Stream(Generic[Out]):
         self.scope.mailbox.close()
         self.scope.lease.release(outcome.reason)
         # First the tasks, then their channels: a closed channel would look to a stage like a fault.
-        if self._producing:
-            self._stop_producing()
+        self.stop_producing()
+        if self._task_group is not None:
+            # Its reader has left before it began.
+            self._task_group = None
+            self.produced()
         if self._stages is not None:
             self._stages.close()
         if self._observer is not None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from ..errors import TilertStreamError
 from ..events import Finished
 from ..openai.errors import error_body, error_headers
+from ..opened import Opened
 from ..telemetry.timeline import Timeline
 from .disconnect import while_there
 from .wakes import SEND_NOW, Heartbeats, SentNow
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ..scope import RequestScope
     from ..stream import Stream
     from .disconnect import DisconnectListener
+    from .wakes import SendNow
 
 __all__ = (
     "ANSWER_BEGUN",
@@ -134,11 +136,14 @@ class StreamResponse:
         """Run the request and send its answer, until the client leaves."""
         outcome: Finished | None = None
         opened = False
+        send_now = self._send_now(scope, send)
+        if send_now is not None and isinstance(self._opened, Opened):
+            self._opened.forwarded = True
         try:
             # Begun before anybody listens for the client's leaving: that costs time, too.
             async with self._opened as stream:
                 opened = True
-                outcome = await self._answer(stream, scope, receive, send)
+                outcome = await self._answer(stream, scope, receive, send, send_now)
         except TilertStreamError as error:
             if opened:
                 # Whoever answers such an error must not do it into an answer that has begun.
@@ -151,15 +156,28 @@ class StreamResponse:
         if outcome is not None and outcome.error is not None:
             await self._refuse(outcome.error, self._headers)(scope, receive, send)
 
+    def _send_now(self, scope: Scope, send: Send) -> SendNow | None:
+        """The server's own way for parts of a body; None: they go as messages."""
+        # Without heartbeats no timer is paid for, neither once a request nor once a wake.
+        send_now = scope.get("extensions", {}).get(SEND_NOW) if self._heartbeat == inf else None
+        # Another server, or a middleware that wants to see every message.
+        ours = send_now is not None and getattr(send, "__self__", None) is send_now.__self__
+        return cast("SendNow", send_now) if ours else None
+
     async def _answer(
-        self, stream: Stream[bytes], scope: Scope, receive: Receive, send: Send
+        self,
+        stream: Stream[bytes],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        send_now: SendNow | None,
     ) -> Finished | None:
         """Write until the end, or until the client leaves; as ``_write``."""
         outcome: Finished | None = None
 
         async def write(listener: DisconnectListener) -> None:
             nonlocal outcome
-            wakes = self._wakes(stream, scope, send, listener)
+            wakes = self._wakes(stream, send_now, listener)
             try:
                 outcome = await self._write(stream, wakes, send, listener)
                 listener.over = True
@@ -172,14 +190,11 @@ class StreamResponse:
         return outcome
 
     def _wakes(
-        self, stream: Stream[bytes], scope: Scope, send: Send, listener: DisconnectListener
+        self, stream: Stream[bytes], send_now: SendNow | None, listener: DisconnectListener
     ) -> AsyncIterator[list[bytes]]:
-        # Without heartbeats no timer is paid for, neither once a request nor once a wake.
         if self._heartbeat != inf:
             return Heartbeats(stream, self._heartbeat)
-        send_now = scope.get("extensions", {}).get(SEND_NOW)
-        if send_now is None or getattr(send, "__self__", None) is not send_now.__self__:
-            # Another server, or a middleware that wants to see every message.
+        if send_now is None:
             return stream
         return SentNow(stream, send_now, partial(self._start, stream.scope, None), listener)
 
