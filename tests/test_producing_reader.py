@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import anyio
 import pytest
@@ -106,17 +107,17 @@ class Reading:
         opened = self.service.open(REQUEST, self.encode)
         assert isinstance(opened, Opened)
         opened.forwarded = True
-        return opened
+        return cast("Opened[str]", opened)
 
     async def run(self) -> None:
         self.task = anyio.get_current_task().id
         async with self.opened() as stream:
             try:
-                self.last = await stream.forward(self._take)
+                self.last = await stream.forward(self.take)
             finally:
                 self.outcome = stream.outcome
 
-    def _take(self, items: list[str]) -> bool:
+    def take(self, items: list[str]) -> bool:
         self.items += items
         return self.sink(items)
 
@@ -179,9 +180,9 @@ async def test_a_sink_that_is_full_keeps_nothing_from_being_produced() -> None:
     reading = Reading(sink=lambda _: False)
     reading.prefill.arrived.set()
     async with reading.service, reading.opened() as stream:
-        assert await stream.forward(reading._take) == []
+        assert await stream.forward(reading.take) == []
         assert reading.items == ["1"]
-        assert await stream.forward(reading._take) == ["2", "3"]
+        assert await stream.forward(reading.take) == ["2", "3"]
     assert not reading.prefill.cancelled
 
 
@@ -214,7 +215,7 @@ async def test_failed_from_outside_it_tells_its_reader(*, begun: bool) -> None:
     async with reading.service, reading.opened() as stream:
 
         async def read() -> None:
-            reading.last = await stream.forward(reading._take)
+            reading.last = await stream.forward(reading.take)
 
         async with anyio.create_task_group() as tasks:
             if begun:

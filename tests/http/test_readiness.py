@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from tilert_stream.http.readiness import make_readiness
+from tilert_stream.http import socket_set
+from tilert_stream.http.readiness import Readiness
 
 TURNS = 10
 """Turns of the loop, in which whatever waits for a readable socket is called."""
@@ -23,6 +25,22 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield left, right
 
 
+@pytest.fixture
+def another_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair()
+    with left, right:
+        left.settimeout(0)
+        yield left, right
+
+
+@pytest.fixture(autouse=True, params=["epoll", "selectors"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop has a new set of sockets, of the kind that is asked for."""
+    monkeypatch.setattr(socket_set, "sets_of_loops", WeakKeyDictionary[object, object]())
+    if request.param == "selectors":
+        monkeypatch.setattr(socket_set, "new_set", socket_set.SelectorSet)
+
+
 async def turn() -> None:
     for _ in range(TURNS):
         await anyio.lowlevel.checkpoint()
@@ -31,7 +49,7 @@ async def turn() -> None:
 async def test_it_calls_from_start_to_stop(pair: tuple[socket.socket, socket.socket]) -> None:
     sock, far = pair
     read: list[bytes] = []
-    readiness = make_readiness(sock, lambda: read.append(sock.recv(9)))
+    readiness = Readiness(sock, lambda: read.append(sock.recv(9)))
     far.send(b"early")
     await turn()
     assert read == []
@@ -58,7 +76,7 @@ async def test_one_that_is_stopped_before_its_first_turn_calls_nobody(
 ) -> None:
     sock, far = pair
     called: list[int] = []
-    readiness = make_readiness(sock, lambda: called.append(1))
+    readiness = Readiness(sock, lambda: called.append(1))
     far.send(b"x")
     readiness.start()
     readiness.stop()
@@ -78,7 +96,7 @@ async def test_whoever_is_called_may_stop_and_start_it(
         if len(read) < 3:
             readiness.start()
 
-    readiness = make_readiness(sock, take)
+    readiness = Readiness(sock, take)
     far.send(b"abcd")
     readiness.start()
     await turn()
@@ -93,7 +111,7 @@ async def test_a_socket_that_is_closed_under_it_harms_nobody(
 ) -> None:
     sock, _ = pair
     called: list[int] = []
-    readiness = make_readiness(sock, lambda: called.append(1))
+    readiness = Readiness(sock, lambda: called.append(1))
     readiness.start()
     await turn()
     anyio.notify_closing(sock)
@@ -103,21 +121,104 @@ async def test_a_socket_that_is_closed_under_it_harms_nobody(
     assert called == []
 
 
-async def test_on_trio_a_fault_is_logged_and_the_run_goes_on(
+async def test_a_fault_is_logged_and_the_others_are_called(
     pair: tuple[socket.socket, socket.socket],
-    anyio_backend_name: str,
+    another_pair: tuple[socket.socket, socket.socket],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if anyio_backend_name != "trio":
-        pytest.skip("asyncio has a handler of its own for that")
     sock, far = pair
+    other, other_far = another_pair
+    read: list[bytes] = []
 
     def fail() -> None:
+        readiness.stop()
         raise ZeroDivisionError
 
-    readiness = make_readiness(sock, fail)
-    far.send(b"x")
+    readiness = Readiness(sock, fail)
+    other_readiness = Readiness(other, lambda: read.append(other.recv(9)))
     readiness.start()
+    other_readiness.start()
+    far.send(b"x")
+    other_far.send(b"y")
     await turn()
-    assert "nobody is told any more" in caplog.text
-    readiness.stop()
+    assert "ZeroDivisionError" in caplog.text
+    assert read == [b"y"]
+    other_readiness.stop()
+
+
+async def test_who_is_stopped_by_another_in_the_same_turn_is_not_called(
+    pair: tuple[socket.socket, socket.socket],
+    another_pair: tuple[socket.socket, socket.socket],
+) -> None:
+    called: list[str] = []
+    both: list[Readiness] = []
+
+    def stop_both(name: str) -> None:
+        called.append(name)
+        for each in both:
+            each.stop()
+
+    both.append(Readiness(pair[0], lambda: stop_both("first")))
+    both.append(Readiness(another_pair[0], lambda: stop_both("second")))
+    pair[1].send(b"x")
+    another_pair[1].send(b"y")
+    for each in both:
+        each.start()
+    await turn()
+    assert len(called) == 1
+
+
+async def test_one_that_stops_late_leaves_the_number_to_its_new_owner(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    sock, far = pair
+    read: list[bytes] = []
+    late = Readiness(sock, lambda: read.append(b"late"))
+    late.start()
+    owner = Readiness(sock, lambda: read.append(sock.recv(9)))
+    owner.start()
+    late.stop()
+    far.send(b"x")
+    await turn()
+    assert read == [b"x"]
+    owner.stop()
+
+
+async def test_an_end_is_told_until_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    sock, far = pair
+    told: list[int] = []
+
+    def count() -> None:
+        told.append(1)
+        if len(told) == 3:
+            readiness.stop()
+
+    readiness = Readiness(sock, count)
+    readiness.start()
+    far.close()
+    await turn()
+    assert len(told) == 3
+
+
+async def test_more_sockets_than_one_turn_looks_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket_set, "EVENTS", 1)
+    pairs = [socket.socketpair() for _ in range(5)]
+    read: list[bytes] = []
+
+    def take(sock: socket.socket) -> None:
+        read.append(sock.recv(9))
+
+    readinesses: list[Readiness] = []
+    for number, (left, right) in enumerate(pairs):
+        left.settimeout(0)
+        readinesses.append(Readiness(left, lambda left=left: take(left)))  # type: ignore[misc]
+        readinesses[-1].start()
+        right.send(b"%d" % number)
+    await turn()
+    assert sorted(read) == [b"0", b"1", b"2", b"3", b"4"]
+    for each, ends in zip(readinesses, pairs, strict=True):
+        each.stop()
+        for end in ends:
+            end.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..parking import make_parking
-from .readiness import make_readiness
+from .readiness import Readiness
 from .sockets import receive_ready
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SocketInput:
         self._sock = sock
         self._parking = make_parking()
         self._callback: Callable[[], bool] | None = None
-        self._readiness = make_readiness(sock, self._readable)
+        self._readiness = Readiness(sock, self._readable)
 
     def ready(self) -> bytes | None:
         """What can be read without waiting, as ``receive_ready``. Sync.

@@ -15,13 +15,15 @@ import pytest
 from tests.http.client.conftest import OK, Peer, answers, listening
 from tests.http.conftest import Client
 from tilert_stream.http.client import ConnectFailed, HTTPClient, Origin
+from tilert_stream.http.socket_set import socket_set
 from tilert_stream.parking import make_parking
 
 CHUNK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n"
 
 
 def open_files() -> set[str]:
-    make_parking()  # of an event loop's own files the last one that opens
+    make_parking()  # of an event loop's own files the last ones that open
+    socket_set()
     gc.collect()  # with the loop of the test before goes its file
     return set(os.listdir("/proc/self/fd"))
 

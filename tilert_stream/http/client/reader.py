@@ -15,8 +15,8 @@ import anyio.lowlevel
 
 from ...parking import make_parking
 from ..errors import ClientGone
-from ..readiness import make_readiness
-from ..sockets import READ_BYTES, is_unbroken, receive_ready
+from ..readiness import Readiness
+from ..sockets import READ_BYTES, receive_ready
 
 if TYPE_CHECKING:
     import socket
@@ -53,7 +53,7 @@ class Reader:
         # Nobody tells of a TLS record that is buffered: there a socket is read until nothing is
         # left.
         self._told_again = not isinstance(sock, ssl.SSLSocket)
-        self._readiness = make_readiness(sock, self._read)
+        self._readiness = Readiness(sock, self._read)
         self._parking = make_parking()
         self._callback: Callable[[], object] | None = None
         self._pieces: list[bytes] = []
@@ -142,11 +142,7 @@ class Reader:
                 if not data or full:
                     self._readiness.stop()
                     break
-                if (
-                    self._told_again
-                    and len(data) < READ_BYTES
-                    and (self._readiness.tells_errors_again or is_unbroken(self._sock))
-                ):
+                if self._told_again and len(data) < READ_BYTES:
                     break
         except ClientGone as error:
             self._readiness.stop()

@@ -1,0 +1,126 @@
+"""The sockets of one event loop that somebody wants to read, and whom to call for each.
+
+All are in one set of the kernel's (``epoll``), which is itself what the event loop waits for: one
+wake of it calls whoever can read, however many they are, and to begin and to stop is one system
+call each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import selectors
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+import anyio
+import anyio.lowlevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ("EVENTS", "SelectorSet", "SocketSet", "new_set", "sets_of_loops", "socket_set")
+
+logger = logging.getLogger(__name__)
+
+EVENTS: Final = 256
+"""So many sockets are looked after in one turn of the loop: others have a right to it, too."""
+
+
+class SelectorSet:
+    """What ``epoll`` is, on systems without it, as far as it is used here."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+
+    def fileno(self) -> int:
+        """Of what can be read when one of them can."""
+        number: int = self._selector.fileno()
+        return number
+
+    def register(self, fd: int, events: int) -> None:
+        """Tell of ``fd`` from now on."""
+        self._selector.register(fd, events)
+
+    def unregister(self, fd: int) -> None:
+        """Tell of it no more."""
+        self._selector.unregister(fd)
+
+    def poll(self, timeout: float, most: int) -> Sequence[tuple[int, int]]:
+        """What can be read now, at most so many."""
+        return [(key.fd, events) for key, events in self._selector.select(timeout)[:most]]
+
+
+new_set = select.epoll if sys.platform == "linux" else SelectorSet
+
+
+class SocketSet:
+    """Belongs to the thread of its event loop."""
+
+    def __init__(self) -> None:
+        self._set = new_set()
+        self._callbacks: dict[int, Callable[[], object]] = {}
+
+    def fileno(self) -> int:
+        """Of what can be read when one of them can."""
+        return self._set.fileno()
+
+    def add(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call ``callback`` whenever ``fd`` can be read, in place of who was called before. Sync.
+
+        Idempotent.
+        """
+        if fd not in self._callbacks:
+            self._set.register(fd, selectors.EVENT_READ)  # which is EPOLLIN, too
+        self._callbacks[fd] = callback
+
+    def discard(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call ``callback`` no more. Sync, idempotent; also when ``fd`` has been closed."""
+        # Somebody else's socket may have the number by now.
+        if self._callbacks.get(fd) == callback:
+            del self._callbacks[fd]
+            # The kernel takes out by itself what is closed.
+            with suppress(OSError, KeyError):
+                self._set.unregister(fd)
+
+    def call(self) -> None:
+        """Call whoever can read now."""
+        for fd, _ in self._set.poll(0, EVENTS):
+            # Whoever was called before may have stopped it.
+            callback = self._callbacks.get(fd)
+            if callback is not None:
+                try:
+                    callback()
+                except Exception:
+                    logger.exception("whoever was told that a socket can be read has failed")
+
+    async def run(self) -> None:
+        """In place of an event loop that calls: until cancelled."""
+        while True:
+            await anyio.wait_readable(self.fileno())
+            self.call()
+
+
+sets_of_loops: WeakKeyDictionary[object, SocketSet] = WeakKeyDictionary()
+
+
+def socket_set() -> SocketSet:
+    """That of the running event loop.
+
+    :raises ~anyio.NoEventLoopError: called outside of one.
+    """
+    loop = anyio.lowlevel.current_token().native_token
+    members = sets_of_loops.get(loop)
+    if members is None:
+        members = sets_of_loops[loop] = SocketSet()
+        if isinstance(loop, asyncio.AbstractEventLoop):
+            loop.add_reader(members.fileno(), members.call)
+        else:
+            import trio
+
+            # Of no request and no connection: whoever is called takes care of its own errors.
+            trio.lowlevel.spawn_system_task(members.run)
+    return members
