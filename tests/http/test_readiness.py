@@ -12,6 +12,10 @@ import pytest
 
 from tilert_stream.http import socket_set
 from tilert_stream.http.readiness import Readiness
+from tilert_stream.http.socket_set import SocketSet
+
+LIMIT = 60
+"""Seconds after which a test that hangs fails; nothing waits for it otherwise."""
 
 TURNS = 10
 """Turns of the loop, in which whatever waits for a readable socket is called."""
@@ -222,3 +226,44 @@ async def test_more_sockets_than_one_turn_looks_after(
         each.stop()
         for end in ends:
             end.close()
+
+
+class Pressed:
+    """A thread without any time left."""
+
+    def high(self) -> bool:
+        return True
+
+
+async def test_under_pressure_many_rest_and_nothing_is_lost(
+    pair: tuple[socket.socket, socket.socket],
+    another_pair: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket_set, "CROWD", 2)
+    monkeypatch.setattr(socket_set, "Pressure", Pressed)
+    monkeypatch.setattr(socket_set, "REST", 0)
+    looks: list[bool] = []
+    call = SocketSet.call
+
+    def counted(members: SocketSet) -> bool:
+        looks.append(call(members))
+        return looks[-1]
+
+    monkeypatch.setattr(SocketSet, "call", counted)
+    read: list[bytes] = []
+    readinesses = [
+        Readiness(sock, lambda sock=sock: read.append(sock.recv(1)))  # type: ignore[misc]
+        for sock, _ in (pair, another_pair)
+    ]
+    for readiness in readinesses:
+        readiness.start()
+    pair[1].send(b"ace")
+    another_pair[1].send(b"bd")
+    with anyio.fail_after(LIMIT):
+        while len(read) < 5:
+            await anyio.lowlevel.checkpoint()
+    assert sorted(read) == [b"a", b"b", b"c", b"d", b"e"]
+    assert looks == [True, True, False], "one alone need not rest"
+    for readiness in readinesses:
+        readiness.stop()

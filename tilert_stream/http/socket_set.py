@@ -2,7 +2,8 @@
 
 All are in one set of the kernel's (``epoll``), which is itself what the event loop waits for: one
 wake of it calls whoever can read, however many they are, and to begin and to stop is one system
-call each.
+call each. Where an event loop has no time left, many that can be read rest for a moment: the next
+look finds more in each of them, for the same work.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from weakref import WeakKeyDictionary
 import anyio
 import anyio.lowlevel
 
+from .pressure import Pressure
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -28,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 EVENTS: Final = 256
 """So many sockets are looked after in one turn of the loop: others have a right to it, too."""
+CROWD: Final = 3
+"""So many sockets that can be read at once are worth a rest."""
+REST: Final = 0.001
+"""Seconds. Event loops count whole milliseconds, and come back within the one that follows."""
 
 
 class SelectorSet:
@@ -63,6 +70,7 @@ class SocketSet:
     def __init__(self) -> None:
         self._set = new_set()
         self._callbacks: dict[int, Callable[[], object]] = {}
+        self._pressure = Pressure()
 
     def fileno(self) -> int:
         """Of what can be read when one of them can."""
@@ -86,9 +94,10 @@ class SocketSet:
             with suppress(OSError, KeyError):
                 self._set.unregister(fd)
 
-    def call(self) -> None:
-        """Call whoever can read now."""
-        for fd, _ in self._set.poll(0, EVENTS):
+    def call(self) -> bool:
+        """Call whoever can read now; whether all may rest for a moment then. Sync."""
+        ready = self._set.poll(0, EVENTS)
+        for fd, _ in ready:
             # Whoever was called before may have stopped it.
             callback = self._callbacks.get(fd)
             if callback is not None:
@@ -96,12 +105,24 @@ class SocketSet:
                     callback()
                 except Exception:
                     logger.exception("whoever was told that a socket can be read has failed")
+        return len(ready) >= CROWD and self._pressure.high()
+
+    def call_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have ``loop``, the running one, ``call`` from now on. Sync."""
+        loop.add_reader(self.fileno(), self._called)
+
+    def _called(self) -> None:
+        if self.call():
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self.fileno())
+            loop.call_later(REST, self.call_in, loop)
 
     async def run(self) -> None:
-        """In place of an event loop that calls: until cancelled."""
+        """``call``, for event loops that do not; until cancelled."""
         while True:
             await anyio.wait_readable(self.fileno())
-            self.call()
+            if self.call():
+                await anyio.sleep(REST)
 
 
 sets_of_loops: WeakKeyDictionary[object, SocketSet] = WeakKeyDictionary()
@@ -117,7 +138,7 @@ def socket_set() -> SocketSet:
     if members is None:
         members = sets_of_loops[loop] = SocketSet()
         if isinstance(loop, asyncio.AbstractEventLoop):
-            loop.add_reader(members.fileno(), members.call)
+            members.call_in(loop)
         else:
             import trio
 
