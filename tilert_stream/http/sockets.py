@@ -6,9 +6,7 @@ cancel scope and a stall timer paid for. A read waits first: between requests no
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import os
 import socket
 import ssl
 import struct
@@ -26,7 +24,6 @@ __all__ = (
     "SocketWriter",
     "close",
     "end_output",
-    "is_unbroken",
     "receive_ready",
     "reset",
     "wait_delivered",
@@ -151,21 +148,6 @@ def receive_ready(sock: socket.socket) -> bytes | None:
         return b""
     except OSError as error:
         raise ClientGone(f"reading failed: {error}") from error
-
-
-def is_unbroken(sock: socket.socket) -> bool:
-    """Whether nothing but new bytes or an end can follow what has been read; False: an end has.
-
-    It takes a third of the time of reading nothing.
-
-    :raises ClientGone: the connection was reset; the socket says so once.
-    """
-    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code not in (0, errno.EPIPE):
-        error = OSError(code, os.strerror(code))
-        raise ClientGone(f"reading failed: {error}") from error
-    # A reset behind the peer's own end: what it refused came too late.
-    return not code
 
 
 def end_output(sock: socket.socket) -> None:
