@@ -6,8 +6,8 @@
     Reserve ▸ Prefill ▸ ImportKV ▸ Decode ──► Mailbox ──► [ transforms, fused ] ──► items of a wake
 
 Nothing runs between the mailbox and the reader but plain calls, until a stage of the user awaits:
-then each such stage gets a task and a bounded channel. A reader that only forwards is the producer's
-task, too.
+then each such stage gets a task and a bounded channel. The task of a reader that only forwards is
+the producer's, too.
 """
 
 from __future__ import annotations

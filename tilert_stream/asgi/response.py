@@ -137,8 +137,8 @@ class StreamResponse:
         outcome: Finished | None = None
         opened = False
         send_now = self._send_now(scope, send)
-        if send_now is not None and isinstance(self._opened, Opened):
-            self._opened.forwarded = True
+        if send_now is not None:
+            _forward(self._opened)
         try:
             # Begun before anybody listens for the client's leaving: that costs time, too.
             async with self._opened as stream:
@@ -239,6 +239,12 @@ class StreamResponse:
                 spent = Timeline.of(request).server_timing()
                 headers.append((b"server-timing", spent.encode()))
         return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def _forward(opened: object) -> None:
+    """Say that its stream will be forwarded, if it is one of our service's."""
+    if isinstance(opened, Opened):
+        opened.forwarded = True
 
 
 def _log(stream: Stream[bytes], *, answered: bool) -> None:
