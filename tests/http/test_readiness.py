@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
@@ -267,3 +270,16 @@ async def test_under_pressure_many_rest_and_nothing_is_lost(
     assert looks == [True, True, False], "one alone need not rest"
     for readiness in readinesses:
         readiness.stop()
+
+
+def test_a_socket_that_nobody_has_closed_does_not_keep_its_loop(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    async def forget_one() -> weakref.ref[object]:
+        loop = asyncio.get_running_loop()
+        Readiness(pair[0], loop.time).start()
+        return weakref.ref(loop)
+
+    loop_of_before = asyncio.run(forget_one())
+    gc.collect()
+    assert loop_of_before() is None

@@ -15,7 +15,7 @@ import selectors
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import anyio
 import anyio.lowlevel
@@ -125,7 +125,9 @@ class SocketSet:
                 await anyio.sleep(REST)
 
 
-sets_of_loops: WeakKeyDictionary[object, SocketSet] = WeakKeyDictionary()
+# A loop keeps its own set, by what it calls: held here, a socket that nobody has closed would keep
+# its loop for ever.
+sets_of_loops: WeakKeyDictionary[object, ReferenceType[SocketSet]] = WeakKeyDictionary()
 
 
 def socket_set() -> SocketSet:
@@ -134,9 +136,11 @@ def socket_set() -> SocketSet:
     :raises ~anyio.NoEventLoopError: called outside of one.
     """
     loop = anyio.lowlevel.current_token().native_token
-    members = sets_of_loops.get(loop)
+    reference = sets_of_loops.get(loop)
+    members = None if reference is None else reference()
     if members is None:
-        members = sets_of_loops[loop] = SocketSet()
+        members = SocketSet()
+        sets_of_loops[loop] = ref(members)
         if isinstance(loop, asyncio.AbstractEventLoop):
             members.call_in(loop)
         else:
