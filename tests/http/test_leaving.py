@@ -13,6 +13,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from tilert_stream.http import ClientGone, ServerSettings
+from tilert_stream.http.exchange import BODY_HIGH_WATER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -281,3 +282,28 @@ async def test_an_app_can_be_called_when_the_client_leaves(serving: Serving, *, 
         await asked.wait()
         client.sock.close()
         await left.wait()
+
+
+@pytest.mark.parametrize("size", [BODY_HIGH_WATER, 2 * BODY_HIGH_WATER])
+async def test_nobody_is_called_behind_a_body_that_fills_its_buffer(
+    serving: Serving, size: int
+) -> None:
+    """The socket is left alone then: the app hears so, and again once it has received."""
+    told: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        on_disconnect = scope["extensions"]["tilert_stream.on_disconnect"]
+        told.append(on_disconnect(anyio.Event().set))
+        received = 0
+        while received < size:
+            received += len((await receive())["body"])
+        told.append(on_disconnect(anyio.Event().set))
+        await send(START)
+        await send({"type": "http.response.body"})
+
+    async with serving(app) as running:
+        client = await running.connect()
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+        await client.send(head + b"x" * size)
+        assert b" 200 " in await client.until(b"\r\n\r\n")
+        assert told == [False, True]

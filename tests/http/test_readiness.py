@@ -6,7 +6,8 @@ import asyncio
 import gc
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -24,20 +25,24 @@ TURNS = 10
 """Turns of the loop, in which whatever waits for a readable socket is called."""
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+@contextmanager
+def connected() -> Generator[tuple[socket.socket, socket.socket]]:
     left, right = socket.socketpair()
     with left, right:
         left.settimeout(0)
         yield left, right
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with connected() as sockets:
+        yield sockets
 
 
 @pytest.fixture
 def another_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    left, right = socket.socketpair()
-    with left, right:
-        left.settimeout(0)
-        yield left, right
+    with connected() as sockets:
+        yield sockets
 
 
 @pytest.fixture(autouse=True, params=["epoll", "selectors"])
