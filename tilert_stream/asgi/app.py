@@ -36,6 +36,7 @@ from ..telemetry.record import RequestRecord, Tally
 from .auth import KeyRing
 from .endpoint import Endpoint, json_answer, model_answer, models_answer, not_found, ready_answer
 from .fan_out import open_all, requests_of
+from .fixed_paths import FixedPaths
 from .further import further_routes
 from .request_body import check_grammar, check_media_type, parse_body, read_body
 from .request_headers import client_request_id, wants_timing
@@ -113,11 +114,14 @@ class App:
         if telemetry is not None:
             telemetry.watch(service)
             routes = (*routes, telemetry.route())
-        self._router: ASGIApp = Router(
+        generating = (
+            Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
+            Route("/v1/completions", Endpoint(POST=self._generate(parse_completion))),
+            Route("/inference/v1/generate", Endpoint(POST=self._generate(parse_generate))),
+        )
+        router = Router(
             routes=[
-                Route("/v1/chat/completions", Endpoint(POST=self._generate(parse_chat))),
-                Route("/v1/completions", Endpoint(POST=self._generate(parse_completion))),
-                Route("/inference/v1/generate", Endpoint(POST=self._generate(parse_generate))),
+                *generating,
                 Route("/v1/models", Endpoint(GET=models_answer(card, self._keys, shared))),
                 Route(
                     "/v1/models/{model:path}", Endpoint(GET=model_answer(card, self._keys, shared))
@@ -132,6 +136,7 @@ class App:
             default=not_found,
             lifespan=lambda _app: self.lifespan(),
         )
+        self._router: ASGIApp = FixedPaths(router, generating)
         if cors_origins:
             # It stands before the keys: a browser asks for leave without one.
             self._router = CORSMiddleware(
