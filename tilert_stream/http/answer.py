@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
+    import anyio
     from starlette.types import Message
 
     from .access_log import AccessRecord
+    from .body import RequestBody
     from .framing import Framing
     from .request_head import RequestHead
     from .sockets import SocketWriter
@@ -41,19 +43,20 @@ class Answer:
     """What the app sends for ``request``, on a connection that may carry more answers.
 
     :param parser: h11, having read the head; called only where it is to write the answer.
+    :param body: of the request. The client may still be sending one that the app does not want,
+        and could take the next request on this connection for lost; so the close is announced.
     :param record: the request's line in the access log.
-    :param closing: whether the connection must close after this answer.
-    :param over: called when the answer is complete, and when nobody reads it any more.
+    :param closing: whether the connection must close after this answer (the server drains).
     """
 
     __slots__ = (
         "_bodiless",
+        "_body",
         "_chunks_allowed",
         "_closing",
         "_conn",
         "_framing",
         "_head",
-        "_over",
         "_parser",
         "_plain",
         "_record",
@@ -64,26 +67,27 @@ class Answer:
         "complete",
         "gone",
         "head_left",
+        "on_gone",
+        "waiter",
     )
 
     def __init__(
         self,
         request: RequestHead,
+        body: RequestBody,
         parser: Callable[[], h11.Connection],
         sock: socket.socket,
         writer: SocketWriter,
         record: AccessRecord,
-        *,
         closing: Callable[[], bool],
-        over: Callable[[], None],
     ) -> None:
+        self._body = body
         self._parser = parser
         self._conn: h11.Connection | None = None
         self._sock = sock
         self._writer = writer
         self._record = record
         self._closing = closing
-        self._over = over
         self._bodiless = request.method == b"HEAD"
         self._chunks_allowed = request.http_version >= b"1.1"
         self._plain = request.plain
@@ -98,6 +102,10 @@ class Answer:
         """The last byte of the answer has been handed to the kernel."""
         self.closes = request.closes
         """The connection ends with it: the client wants that, or it has been announced."""
+        self.on_gone: Callable[[], object] | None = None
+        """Called when nobody reads the answer any more."""
+        self.waiter: anyio.Event | None = None
+        """Of whoever waits for its end, or for more of the request."""
 
     @property
     def close_delimited(self) -> bool:
@@ -109,7 +117,15 @@ class Answer:
         if self.gone is None:
             self.gone = gone
             self._writer.fail(gone)
-            self._over()
+            self.wake()
+            if self.on_gone is not None:
+                self.on_gone()
+
+    def wake(self) -> None:
+        """Set ``waiter``, once. Sync."""
+        if self.waiter is not None:
+            self.waiter.set()
+            self.waiter = None
 
     async def send(self, message: Message) -> None:
         """ASGI ``send``. Yields to other tasks as ``SocketWriter.write`` does.
@@ -191,7 +207,7 @@ class Answer:
         framing = head.framing(bodiless=self._bodiless, chunks_allowed=self._chunks_allowed)
         self._record.status = head.status
         self._record.request_id = head.request_id or self._record.request_id
-        announced = self._closing()
+        announced = self._closing() or not self._body.complete
         self.closes = self.closes or announced
         rendered = head.plain(framing, close=self.closes) if self._plain else None
         if rendered is None:
@@ -253,4 +269,4 @@ class Answer:
         if self.closes:
             # The app may go on for long (background tasks); the client is not to wait for it.
             end_output(self._sock)
-        self._over()
+        self.wake()

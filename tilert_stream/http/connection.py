@@ -67,6 +67,7 @@ class Connection:
     __slots__ = (
         "_app",
         "_client",
+        "_draining",
         "_heads",
         "_input",
         "_ledger",
@@ -100,7 +101,8 @@ class Connection:
         self._name = f"{client[0]}:{client[1]}" if client else "unix"
         self._writer = SocketWriter(sock, settings.write_stall_timeout)
         self._input = SocketInput(sock)
-        self._heads = HeadReader(self._input, settings, lambda: ledger.draining)
+        self._draining = lambda: ledger.draining
+        self._heads = HeadReader(self._input, settings, self._draining)
         self._resets = False
         self._silence = anyio.CancelScope()
         ledger.enter(self)
@@ -199,7 +201,7 @@ class Connection:
             self._writer,
             self._settings,
             record,
-            closing=lambda: self._ledger.draining,
+            self._draining,
             input_ended=self._heads.input_ended,
         )
 

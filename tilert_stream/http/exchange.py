@@ -47,16 +47,14 @@ class Exchange:
 
     :param parser: h11, having read the head; called only where it is needed.
     :param record: the request's line in the access log.
-    :param closing: whether the connection must close after this answer (the server drains).
+    :param closing: whether the connection must close after this answer.
     """
 
     __slots__ = (
         "_body",
         "_body_delivered",
-        "_changed",
         "_consumed",
         "_input",
-        "_on_gone",
         "_reading",
         "_settings",
         "answer",
@@ -81,21 +79,10 @@ class Exchange:
         self._settings = settings
         self._body = RequestBody(request, parser, settings)
         self._body_delivered = False
-        self._changed: anyio.Event | None = None
-        self._on_gone: Callable[[], object] | None = None
         self._reading: anyio.CancelScope | None = None
         self._consumed: anyio.Event | None = None
-        # The client may still be sending a body that the app does not want, and could take the
-        # next request on this connection for lost; so the close is announced.
-        self.answer = Answer(
-            request,
-            parser,
-            sock,
-            writer,
-            record,
-            closing=lambda: closing() or not self._body.complete,
-            over=self._over,
-        )
+        # It knows nothing of this object: a request is freed with the last word of it.
+        self.answer = Answer(request, self._body, parser, sock, writer, record, closing)
         self.input_ended = input_ended
         """The client has closed its sending side (seen only with ``allow_half_close``)."""
         self.refused: TilertStreamError | None = None
@@ -200,23 +187,13 @@ class Exchange:
             self.input_ended = True
         self._body.feed(data)
         if not complete:
-            self._notify()
+            self.answer.wake()
         elif (
             len(self._body.behind) > self._settings.max_pipelined_bytes and not self.answer.complete
         ):
             raise ClientGone(
                 f"more than {self._settings.max_pipelined_bytes} bytes came behind the request"
             )
-
-    def _over(self) -> None:
-        self._notify()
-        if self.answer.gone is not None and self._on_gone is not None:
-            self._on_gone()
-
-    def _notify(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
 
     # --- the app's side ----------------------------------------------------------------------
 
@@ -242,9 +219,9 @@ class Exchange:
                     "body": body,
                     "more_body": not self._body.complete,
                 }
-            if self._changed is None:
-                self._changed = anyio.Event()
-            await self._changed.wait()
+            if self.answer.waiter is None:
+                self.answer.waiter = anyio.Event()
+            await self.answer.waiter.wait()
         await anyio.lowlevel.checkpoint()
         return {"type": "http.disconnect"}
 
@@ -258,7 +235,7 @@ class Exchange:
         """
         if not self._body.complete or len(self._body.content) >= BODY_HIGH_WATER:
             return False
-        self._on_gone = callback
+        self.answer.on_gone = callback
         if self.answer.gone is not None:
             callback()
         return True
