@@ -17,7 +17,7 @@ from tilert_stream.lifecycle import State
 from tilert_stream.telemetry.exposition import ReadingCollector, render
 from tilert_stream.telemetry.histogram import Histogram
 from tilert_stream.telemetry.meter import Meter
-from tilert_stream.telemetry.metrics import METRICS, PREFIX
+from tilert_stream.telemetry.metrics import METRICS, PREFIX, TTFT, Metric
 from tilert_stream.telemetry.record import RequestRecord
 
 OURS = "tilert_stream_"
@@ -281,3 +281,10 @@ def test_histograms_take_what_others_have_counted() -> None:
     assert histogram.sum == 22.5
     with pytest.raises(ValueError, match="zip"):
         histogram.add([1], 1.0)
+
+
+def test_a_metric_is_equal_to_itself_alone() -> None:
+    twin = Metric(TTFT.name, TTFT.kind, TTFT.help)
+    assert twin != Metric(twin.name, twin.kind, twin.help)
+    assert {twin: 1}[twin] == 1
+    assert len(set(METRICS)) == len(METRICS)

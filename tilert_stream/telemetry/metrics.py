@@ -16,7 +16,8 @@ __all__ = ("METRICS", "PREFIX", "Metric")
 PREFIX: Final = "tilert_stream_"
 
 
-@dataclass(frozen=True, slots=True)
+# Each is there once: equal to itself alone, and not hashed by all its fields at each count.
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One metric; a label besides ``model`` only where its values are ours."""
 

@@ -58,15 +58,27 @@ class Observers:
 
     def began(self, scope: RequestScope) -> None:
         """As the contract."""
-        self._tell(lambda observer: observer.began(scope))
+        for observer in self._observers:
+            try:
+                observer.began(scope)
+            except Exception:  # noqa: BLE001 - logged; an observer has no say
+                self._log(observer)
 
     def ended(self, scope: RequestScope, outcome: Finished) -> None:
         """As the contract."""
-        self._tell(lambda observer: observer.ended(scope, outcome))
+        for observer in self._observers:
+            try:
+                observer.ended(scope, outcome)
+            except Exception:  # noqa: BLE001 - logged; an observer has no say
+                self._log(observer)
 
     def refused(self, record: RequestRecord, error: TilertStreamError) -> None:
         """As the contract."""
-        self._tell(lambda observer: observer.refused(record, error))
+        for observer in self._observers:
+            try:
+                observer.refused(record, error)
+            except Exception:  # noqa: BLE001 - logged; an observer has no say
+                self._log(observer)
 
     def refusals(
         self, record: RequestRecord, name: Callable[[], str]
@@ -77,17 +89,13 @@ class Observers:
         """
         return _Refusals(self, record, name)
 
-    def _tell(self, call: Callable[[Observer], None]) -> None:
-        for observer in self._observers:
-            try:
-                call(observer)
-            except Exception:
-                if id(observer) not in self._failed:
-                    self._failed.add(id(observer))
-                    logger.exception(
-                        "%s failed; it is called on, and this is said once",
-                        type(observer).__name__,
-                    )
+    def _log(self, observer: Observer) -> None:
+        """Say what has just been raised, once an observer."""
+        if id(observer) not in self._failed:
+            self._failed.add(id(observer))
+            logger.exception(
+                "%s failed; it is called on, and this is said once", type(observer).__name__
+            )
 
 
 class _Refusals:

@@ -40,8 +40,8 @@ class Timeline(NamedTuple):
 
         :param now: what a request that still runs ends by; None reads the clock.
         """
-        entered = scope.lifecycle.entered
-        end = next((at for state, at in entered.items() if state in ENDS), now)
+        entered, state = scope.lifecycle.entered, scope.lifecycle.state
+        end = entered[state] if state in ENDS else now
         tokens = scope.record.tokens if scope.record is not None else None
         seen = tokens is not None and tokens.count > 0
         return cls(
@@ -59,12 +59,14 @@ class Timeline(NamedTuple):
     @property
     def queue(self) -> float | None:
         """The wait for a decode slot; where there is none, for the engine to begin."""
-        return _between(self.begun, _first(self.reserved, self.prefilling))
+        begins = self.prefilling if self.reserved is None else self.reserved
+        return _between(self.begun, begins)
 
     @property
     def prefill(self) -> float | None:
         """Computing the prompt, calls and ways included."""
-        return _between(self.prefilling, _first(self.importing, self.first_token))
+        ends = self.first_token if self.importing is None else self.importing
+        return _between(self.prefilling, ends)
 
     @property
     def kv_import(self) -> float | None:
@@ -116,7 +118,3 @@ def phase_of(scope: RequestScope) -> str:
 
 def _between(since: float | None, until: float | None) -> float | None:
     return None if since is None or until is None else until - since
-
-
-def _first(*moments: float | None) -> float | None:
-    return next((moment for moment in moments if moment is not None), None)
