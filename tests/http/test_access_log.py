@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tilert_stream.http import ServerSettings
+from tilert_stream.http.access_log import AccessRecord
+from tilert_stream.http.scope import NAME_REQUEST
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -116,3 +118,35 @@ async def test_control_characters_of_a_client_reach_no_terminal(
         client.close()
         await running.no_connections()
     assert lines(caplog) == ['"GET / HTTP/1.0" 200 0 B complete a\\x1b[2J\\x07\\x9bé']
+
+
+async def test_a_line_that_nobody_wants_is_not_made(
+    serving: Serving,
+    echo: ASGIApp,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.WARNING, logger="tilert_stream.access")
+    monkeypatch.setattr(AccessRecord, "request", property(lambda _: pytest.fail("made")))
+    async with serving(echo) as running:
+        assert b"200 OK" in await (await running.connect()).get()
+    assert lines(caplog) == []
+
+
+async def test_the_answers_own_id_goes_before_the_apps(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["extensions"][NAME_REQUEST]("named")
+        headers = [(b"x-request-id", scope["path"][1:].encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body"})
+
+    async with serving(app) as running:
+        client = await running.connect()
+        for path in ("/answered", "/"):
+            await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
+            await client.until(b"0\r\n\r\n")
+        client.close()
+        await running.no_connections()
+    assert [line.split()[-1] for line in lines(caplog)] == ["answered", "named"]

@@ -206,7 +206,7 @@ class Answer:
     def _render(self, head: AnswerHead) -> bytes:
         framing = head.framing(bodiless=self._bodiless, chunks_allowed=self._chunks_allowed)
         self._record.status = head.status
-        self._record.request_id = head.request_id or self._record.request_id
+        self._record.answer = head
         announced = self._closing() or not self._body.complete
         self.closes = self.closes or announced
         rendered = head.plain(framing, close=self.closes) if self._plain else None

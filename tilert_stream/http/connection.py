@@ -145,7 +145,7 @@ class Connection:
             request = await self._heads.next()
             if request is None:
                 return False
-            record = self._begin_record(request)
+            record.take(request)
             check_head(request, self._settings)
             scope = http_scope(
                 request,
@@ -183,14 +183,6 @@ class Connection:
             )
             if self._settings.access_log:
                 record.write()
-
-    def _begin_record(self, request: RequestHead) -> AccessRecord:
-        line = b"%b %b HTTP/%b" % (request.method, request.target, request.http_version)
-        record = AccessRecord(self._name, line.decode("latin-1"))
-        for name, value in request.headers:
-            if name == b"x-request-id":
-                record.request_id = value.decode("latin-1")
-        return record
 
     def _exchange(self, request: RequestHead, record: AccessRecord) -> Exchange:
         return Exchange(
