@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     import trio
 
+    from .wakeup import Wakeup
+
     _Call = tuple[Callable[[object], object], object, Context]
 
 __all__ = ("Parking", "make_parking")
@@ -85,10 +87,10 @@ class _AsyncioParking:
         "_wakeup",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, wakeup: Wakeup) -> None:
         self._asyncio_future_blocking = False
         self._loop = loop
-        self._wakeup = wakeup_of(loop)
+        self._wakeup = wakeup
         self._thread = threading.get_ident()
         self._steps: list[_Call] = []
         """What takes the parked task on, with what, and in which context; empty while none is
@@ -108,7 +110,7 @@ class _AsyncioParking:
         self._calls.clear()
 
     def another(self) -> Parking:
-        return _AsyncioParking(self._loop)
+        return _AsyncioParking(self._loop, self._wakeup)
 
     def unpark(self) -> bool:
         # A thread's number is used again after its end: a loop that has ended has no thread.
@@ -244,5 +246,5 @@ def make_parking() -> Parking:
     """
     token = current_token().native_token
     if isinstance(token, asyncio.AbstractEventLoop):
-        return _AsyncioParking(token)
+        return _AsyncioParking(token, wakeup_of(token))
     return _TrioParking(cast("trio.lowlevel.TrioToken", token))

@@ -59,12 +59,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         it is read.
     :raises ~tilert_stream.errors.Cancelled: the client left before its end.
     """
-    declared = next((value for name, value in scope["headers"] if name == b"content-length"), None)
-    if declared is not None:
-        if not declared.isdigit():
-            raise InvalidRequest(f"Content-Length is {declared!r}; it must be a number")
-        if len(declared) > 18 or int(declared) > limit:
-            raise _too_large(limit, declared.decode())
+    for name, declared in scope["headers"]:
+        if name == b"content-length":
+            if not declared.isdigit():
+                raise InvalidRequest(f"Content-Length is {declared!r}; it must be a number")
+            if len(declared) > 18 or int(declared) > limit:
+                raise _too_large(limit, declared.decode())
+            break
     parts: list[bytes] = []
     size = 0
     while True:

@@ -24,8 +24,10 @@ def client_request_id(headers: HeaderList) -> str | None:
     It is a name and nothing more: ours is another one, since nobody sees to it that clients' are
     unique. Of its characters only letters, digits and ``._:/+=@-`` are kept.
     """
-    given = next((value for name, value in headers if name == b"x-request-id"), b"")
-    return _NO_ID.sub(b"", given)[:ID_MAX].decode() or None
+    for name, value in headers:
+        if name == b"x-request-id":
+            return _NO_ID.sub(b"", value)[:ID_MAX].decode() or None
+    return None
 
 
 def wants_timing(headers: HeaderList) -> bool:

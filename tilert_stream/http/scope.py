@@ -52,23 +52,28 @@ def check_head(request: RequestHead, settings: ServerSettings) -> None:
         )
     if request.method == b"CONNECT":
         raise UnsupportedRequest("CONNECT is not supported: this is no proxy.")
-    names = {name for name, _ in request.headers}
-    if {b"content-length", b"transfer-encoding"} <= names:
+    length: bytes | None = None
+    coded = False
+    size = len(request.method) + len(request.target)
+    for name, value in request.headers:
+        size += len(name) + len(value) + 4
+        if name == b"content-length":
+            length = value
+        elif name == b"transfer-encoding":
+            coded = True
+    if coded and length is not None:
         # A proxy in front may have gone by the other one (RFC 9112, 6.1).
         raise MalformedRequest(
             "The request has both Content-Length and Transfer-Encoding; send one of them.",
             param="Content-Length",
         )
+    if length is not None and int(length) > settings.max_body_bytes:
+        raise BodyTooLarge(
+            f"Content-Length is {length.decode('ascii')}; at most "
+            f"{settings.max_body_bytes} bytes are taken.",
+            param="Content-Length",
+        )
     limit = settings.max_header_bytes
-    size = len(request.method) + len(request.target)
-    for name, value in request.headers:
-        size += len(name) + len(value) + 4
-        if name == b"content-length" and int(value) > settings.max_body_bytes:
-            raise BodyTooLarge(
-                f"Content-Length is {value.decode('ascii')}; at most "
-                f"{settings.max_body_bytes} bytes are taken.",
-                param="Content-Length",
-            )
     if size > limit:
         raise HeadersTooLarge(
             f"The request line and headers are {size} bytes; at most {limit} are taken."

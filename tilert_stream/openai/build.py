@@ -173,7 +173,7 @@ def _limits(wire: CommonRequest, card: ModelCard, max_tokens: int, max_param: st
         stop_ids=frozenset(stop_ids),
     )
     mask = limits.stop_mask(0)
-    if all(token in mask for token in range(card.vocab_size)):
+    if len(mask) >= card.vocab_size and all(token in mask for token in range(card.vocab_size)):
         raise InvalidRequest(
             f"stop_token_ids and the model's own stop tokens are all {card.vocab_size} tokens of"
             f" the vocabulary, which leaves none for the first {min_tokens} (min_tokens): leave"

@@ -152,6 +152,8 @@ def _echo(wire: ChatRequest) -> str:
 
 
 def _template_kwargs(wire: ChatRequest) -> dict[str, object]:
+    if not wire.chat_template_kwargs and wire.reasoning_effort is None:
+        return {}
     kwargs = dict(wire.chat_template_kwargs or {})
     if wire.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
