@@ -147,6 +147,11 @@ class Mailbox(Generic[T]):
             if not self._finished:
                 await self.wait(until_end=True)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether its reader has taken all that was there, and waits for more."""
+        return self._parked
+
     def another_parking(self) -> Parking:
         """One more parking place in the reader's event loop. Sync."""
         return self._parking.another()

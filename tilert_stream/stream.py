@@ -210,6 +210,9 @@ class Stream(Generic[Out]):
             if isinstance(item, Finished):
                 scope.mailbox.put(item)
                 return
+            if self.outcome is not None:
+                # A stop string has matched in what the step has put: nothing more is wanted.
+                return
 
     def _step(self, link: Link, item: object) -> Awaitable[object]:
         if link.kind is Kind.SOURCE:

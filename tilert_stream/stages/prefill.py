@@ -32,15 +32,20 @@ class Prefill:
         """The process that does the work, in print."""
 
     async def call(self, item: Reserved, scope: RequestScope) -> Prefilled | Finished:
-        """Compute the prompt; ``Finished`` if the first token is also the last."""
+        """Compute the prompt; ``Finished`` if the first token is also the last.
+
+        A checkpoint behind the node's own work, but where the first token has been taken already.
+        """
         scope.lifecycle.move(State.PREFILLING)
         prefilled = await self._node.prefill(item, scope)
         scope.usage = prefilled.usage
         _, finished = scope.request.limits.cut(prefilled.first.ids, 0)
         if finished is None:
             scope.mailbox.put(prefilled.first)
-            # Whoever writes it goes first: the import costs the second token what it saves here.
-            await checkpoint()
+            if not scope.mailbox.awaited:
+                # Whoever writes it goes first: the import costs the second token what it saves
+                # here. A stream that is forwarded has written it already, and waits for more.
+                await checkpoint()
             return prefilled
         stopped = finished.reason == "stop"
         scope.mailbox.put(replace(prefilled.first, ends_with_stop=stopped))

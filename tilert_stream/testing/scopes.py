@@ -33,6 +33,10 @@ class _NoMailbox:
         self.items += items
         return True
 
+    @property
+    def awaited(self) -> bool:
+        return False
+
 
 @contextmanager
 def make_scope(request: GenerateRequest | None = None) -> Generator[RequestScope]:
