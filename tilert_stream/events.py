@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .sampling import PLAIN_CAPABILITIES, Capability, Sampling
+from .slot_init import slot_init
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ Channel: TypeAlias = Literal["content", "reasoning", "tool_call"]
 call."""
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The end of a token stream: the last message of every request, success or not.
@@ -70,6 +72,7 @@ class Finished:
         return cls("error", error=error)
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Where a token sequence ends: the one rule that hand-off, engines and writers share.
@@ -110,6 +113,7 @@ class Limits:
         return len(ids), None
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call."""
@@ -121,6 +125,7 @@ class Tool:
     """The request's field that has them, such as ``tools[0].function.parameters``."""
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """What an output parser must know of the request to read its answer."""
@@ -136,6 +141,7 @@ class OutputFormat:
     it."""
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """What is to be generated, free of any wire format."""
@@ -154,6 +160,7 @@ class GenerateRequest:
     """None: the answer is text and nothing else."""
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Reserved:
     """A decode slot is ours: from here on the request is accepted."""
@@ -163,6 +170,7 @@ class Reserved:
     """The decode side's own handle on it."""
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class PromptUsage:
     """What prefill says of the prompt, in tokens."""
@@ -174,6 +182,7 @@ class PromptUsage:
     """Of each of its tokens but the first, where they were asked for."""
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Log-probability (natural) of a drawn token, and of the most likely ones beside it."""
@@ -183,6 +192,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
     """Token ids that came out of one chain (or the first token, out of prefill)."""
@@ -194,6 +204,7 @@ class TokenBatch:
     """The last id is the stop token that ended the request: counted, its text never emitted."""
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Prefilled:
     """The prompt has been computed: the first token exists, the KV cache is on its way."""
@@ -206,6 +217,7 @@ class Prefilled:
     usage: PromptUsage
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class KVReady:
     """The KV cache is in the decode slot: ``sequence`` can be advanced."""
@@ -214,6 +226,7 @@ class KVReady:
     """The decode side's own handle."""
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Harvest:
     """What one chain of an engine yields: ids, and the end if they contain it."""
@@ -222,6 +235,7 @@ class Harvest:
     finished: Finished | None = None
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
     """A call begins: its arguments follow, as fragments of JSON text."""
@@ -231,6 +245,7 @@ class ToolCallStart:
     name: str
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """New text, and the tokens it came from.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from .slot_init import slot_init
+
 __all__ = ("PLAIN_CAPABILITIES", "Capability", "Sampling")
 
 Capability: TypeAlias = Literal[
@@ -27,6 +29,7 @@ PLAIN_CAPABILITIES: Final[frozenset[Capability]] = frozenset({"min_p", "seed"})
 """Those of an engine that declares none."""
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is drawn. The defaults are vLLM's; temperature 0 is greedy."""

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
+from ..slot_init import slot_init
+
 if TYPE_CHECKING:
     from ..events import GenerateRequest
 
@@ -24,6 +26,7 @@ class OtherPrompt(NamedTuple):
     echo: str
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """Made once a request: one id, one ``created`` and one model name on every chunk of it."""

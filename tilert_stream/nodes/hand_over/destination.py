@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from tilert_stream.errors import InvalidRequest
+from tilert_stream.slot_init import slot_init
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +30,7 @@ _GENERATION: Final = "tilert_generation"
 _GRANT: Final = (_REQUEST, _INCARNATION, _GENERATION)
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What the decode node gave to the router at the reservation."""
@@ -40,6 +42,7 @@ class Grant:
     generation: int
 
 
+@slot_init
 @dataclass(frozen=True, slots=True)
 class Destination:
     """A decode node's control port, and the grant to claim there."""
