@@ -117,6 +117,8 @@ class Exchange:
 
         :raises ~tilert_stream.errors.TilertStreamError: as ``RequestBody.feed``.
         """
+        if self._body.complete:
+            return
         with suppress(ClientGone):
             while not self._body.complete and len(self._body.content) < BODY_HIGH_WATER:
                 data = self._input.ready()
