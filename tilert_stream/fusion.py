@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from .errors import PipelineError, StageError, TilertStreamError
 from .events import Finished
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .link import Link
     from .scope import RequestScope
 
-__all__ = ("Chain", "PassThrough", "Segment", "fuse", "stage_error")
+__all__ = ("PASS_THROUGH", "Chain", "PassThrough", "Segment", "fuse", "stage_error")
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -125,6 +125,10 @@ class PassThrough(Generic[Item]):
     def finish(self, _outcome: Finished, /) -> Iterable[Item]:
         """Nothing: nothing was held."""
         return ()
+
+
+PASS_THROUGH: Final[PassThrough[Any]] = PassThrough()
+"""The same for every request: it keeps nothing."""
 
 
 @dataclass(frozen=True, slots=True)

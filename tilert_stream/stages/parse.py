@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tilert_stream.events import Finished, TextDelta
-from tilert_stream.fusion import PassThrough
+from tilert_stream.fusion import PASS_THROUGH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,15 +38,15 @@ class ParseOutput:
         self._parser = parser
 
     def __call__(self, scope: RequestScope) -> Transform[TextDelta, TextDelta]:
-        """The parser of one request; a ``PassThrough`` where its answer is text only."""
+        """The parser of one request; ``PASS_THROUGH`` where its answer is text only."""
         output = scope.request.output
         if output is None:
-            return PassThrough[TextDelta]()
+            return PASS_THROUGH
         try:
             return _Parsing(self._parser.open(output), self._parser.name, called=_end_of(output))
         except Exception:
             logger.exception("the output parser %s failed", self._parser.name)
-            return PassThrough[TextDelta]()
+            return PASS_THROUGH
 
 
 def _end_of(output: OutputFormat) -> FinishReason:

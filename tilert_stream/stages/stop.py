@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tilert_stream.errors import InvalidRequest
 from tilert_stream.events import Finished, TextDelta
-from tilert_stream.fusion import PassThrough
+from tilert_stream.fusion import PASS_THROUGH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,10 +33,10 @@ class StopStrings:
     """Makes a ``StopMatcher`` for each request that has stop strings."""
 
     def __call__(self, scope: RequestScope) -> Transform[TextDelta, TextDelta]:
-        """The matcher of one request; a ``PassThrough`` where there is nothing to match."""
+        """The matcher of one request; ``PASS_THROUGH`` where there is nothing to match."""
         request = scope.request
         if not request.stop:
-            return PassThrough[TextDelta]()
+            return PASS_THROUGH
         return StopMatcher(
             request.stop,
             include_stop=request.include_stop,
