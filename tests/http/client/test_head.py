@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilert_stream.http.client.head import Head, make_head, read_plain_head
+from tilert_stream.http.client.head import (
+    REMEMBERED,
+    REMEMBERED_BYTES,
+    Head,
+    make_head,
+    read_plain_head,
+)
 
 LIMIT = 64 * 1024
 
@@ -28,13 +34,13 @@ def by_h11(data: bytes, *, bodiless: bool) -> Head | None:
     return make_head(
         event.status_code,
         event.http_version,
-        list(event.headers),
+        tuple(event.headers),
         parser.trailing_data[0],
         bodiless=bodiless,
     )
 
 
-def facts(head: Head) -> object:
+def facts(head: Head) -> tuple[object, ...]:
     body = head.body
     return (
         head._replace(body=body.__class__),  # type: ignore[arg-type]  # compared as a class: readers have no equality
@@ -118,3 +124,46 @@ def test_a_head_over_the_limit_is_h11s() -> None:
     head = b"HTTP/1.1 200 OK\r\nX: %b\r\n\r\n" % (b"x" * 100)
     assert read_plain_head(head, limit=200, bodiless=False) is not None
     assert read_plain_head(head, limit=100, bodiless=False) is None
+
+
+def test_two_answers_with_the_same_head_have_a_body_each() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
+    one, other = (read_plain_head(head + left, limit=LIMIT, bodiless=False) for left in (b"", b"x"))
+    assert one is not None
+    assert other is not None
+    assert one.body.feed(b"ok") == b"ok"
+    assert (one.body.complete, other.body.complete) == (True, False)
+    assert (one.left, other.left) == (b"", b"x")
+
+
+@pytest.mark.parametrize("size", [10, 2 * REMEMBERED_BYTES])
+def test_the_same_head_says_something_else_of_another_request_or_status(size: int) -> None:
+    fields = b"\r\nContent-Length: 2\r\nX: %b\r\n\r\n" % (b"x" * size)
+    facts_of = [
+        facts(head)
+        for _ in range(2)
+        for first in (b"HTTP/1.1 200 OK", b"HTTP/1.1 304 OK", b"HTTP/1.1 204 OK")
+        for bodiless in (False, True)
+        if (head := read_plain_head(first + fields, limit=LIMIT, bodiless=bodiless))
+    ]
+    assert len(facts_of) == 12
+    assert facts_of[:6] == facts_of[6:]
+    assert [fact[1] for fact in facts_of[:6]] == [False, True, True, True, True, True]
+
+
+def test_what_a_head_says_of_its_connection_is_not_mixed_up() -> None:
+    kept = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
+    closed = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n"
+    for _ in range(2):
+        for data, keep_alive in ((kept, True), (closed, False)):
+            head = read_plain_head(data, limit=LIMIT, bodiless=False)
+            assert head is not None
+            assert head.keep_alive == keep_alive
+
+
+def test_no_more_heads_are_remembered_than_have_room() -> None:
+    for number in range(2 * REMEMBERED):
+        data = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % number
+        head = read_plain_head(data, limit=LIMIT, bodiless=False)
+        assert head is not None
+        assert head.headers == ((b"content-length", b"%d" % number),)

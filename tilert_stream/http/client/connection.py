@@ -193,7 +193,7 @@ class ClientConnection:
                 return make_head(
                     event.status_code,
                     event.http_version,
-                    list(event.headers),
+                    tuple(event.headers),
                     parser.trailing_data[0],
                     bodiless=request.method == b"HEAD",
                 )

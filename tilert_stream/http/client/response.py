@@ -48,7 +48,10 @@ class Response:
 
     def header(self, name: bytes) -> str | None:
         """The first header called ``name``, which is in lower case."""
-        return next((value.decode("latin-1") for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value.decode("latin-1")
+        return None
 
     async def receive(self) -> bytes:
         """The next piece of the body, with all that one read has brought; empty at its end.
