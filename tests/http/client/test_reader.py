@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import select
 import socket
 import struct
-from collections.abc import AsyncGenerator
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
 
 import anyio
 import pytest
+import uvloop
 
 from tests.http.client.conftest import OK, answers, scripted
 from tests.http.conftest import LIMIT, Client
@@ -129,6 +135,92 @@ async def test_a_limit_on_waiting(pair: Pair) -> None:
     assert await pair.reader.receive_within(0.001) is None
     await pair.send(b"later")
     assert await pair.reader.receive_within(LIMIT) == b"later"
+
+
+async def _answered_within(pair: Pair, seconds: float) -> None:
+    """One wait that is answered in time; a slow machine's may be answered too late."""
+
+    async def receive() -> None:
+        if await pair.reader.receive_within(seconds) is None:
+            await pair.reader.receive()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receive)
+        await anyio.wait_all_tasks_blocked()
+        await pair.send(b"in time")
+
+
+async def test_the_limit_of_an_earlier_wait_does_not_end_a_later_one(pair: Pair) -> None:
+    await _answered_within(pair, 0.01)
+    received: list[bytes | None] = []
+
+    async def receive() -> None:
+        received.append(await pair.reader.receive_within(LIMIT))
+
+    other = Pair()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receive)
+        assert await other.reader.receive_within(0.02) is None
+        await anyio.wait_all_tasks_blocked()
+        assert received == []
+        await pair.send(b"later")
+    other.close()
+    assert received == [b"later"]
+
+
+@pytest.mark.parametrize("before", [0.005, LIMIT])
+async def test_a_later_wait_has_its_own_limit(pair: Pair, before: float) -> None:
+    await _answered_within(pair, before)
+    assert await pair.reader.receive_within(0.02) is None
+    await pair.send(b"later")
+    assert await pair.reader.receive_within(LIMIT) == b"later"
+
+
+async def test_a_limit_that_passes_while_nobody_waits_is_nobodys(pair: Pair) -> None:
+    await _answered_within(pair, 0.01)
+    other = Pair()
+    assert await other.reader.receive_within(0.02) is None
+    other.close()
+    await pair.send(b"later")
+    assert await pair.reader.receive() == b"later"
+    assert await pair.reader.receive_within(0.001) is None
+
+
+async def test_a_wait_that_is_cancelled_leaves_no_limit(pair: Pair) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pair.reader.receive_within, LIMIT)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert await pair.reader.receive_within(0.001) is None
+
+
+async def test_what_is_closed_is_let_go_whatever_its_last_limit() -> None:
+    pair = Pair()
+    await _answered_within(pair, LIMIT)
+    sock = weakref.ref(pair.sock)
+    pair.close()
+    del pair
+    gc.collect()
+    assert sock() is None
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_idle_connection_that_nobody_closes_does_not_keep_its_loop(
+    run: Callable[[Coroutine[Any, Any, weakref.ref[object]]], weakref.ref[object]],
+) -> None:
+    """Its last answer could have taken longer than the loop was there."""
+
+    async def forget_one() -> weakref.ref[object]:
+        pair = Pair()
+        await _answered_within(pair, LIMIT)
+        pair.far.close()
+        return weakref.ref(pair.sock)
+
+    sock = run(forget_one())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    assert sock() is None
 
 
 async def test_a_receive_that_is_cancelled_loses_nothing(pair: Pair) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -36,6 +37,7 @@ class Reader:
 
     __slots__ = (
         "_callback",
+        "_deadline",
         "_failure",
         "_loop",
         "_parking",
@@ -43,6 +45,7 @@ class Reader:
         "_readiness",
         "_size",
         "_sock",
+        "_timer",
         "_told_again",
     )
 
@@ -59,6 +62,10 @@ class Reader:
         self._pieces: list[bytes] = []
         self._size = 0
         self._failure: ClientGone | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Comes at the deadline or before; it outlives its wait, for the next one."""
+        self._deadline = inf
+        """Until when a task waits, by the loop's clock; ``inf``: none does, or no longer."""
 
     @property
     def ready(self) -> bool:
@@ -78,25 +85,41 @@ class Reader:
 
     async def receive_within(self, seconds: float) -> bytes | None:
         """``receive``, but None if nothing has come in ``seconds``."""
+        data = self.take()
+        if data is not None:
+            return data
         if self._loop is None:
             with anyio.move_on_after(seconds):
                 return await self.receive()
             return None
         # A cancel scope, which would do as well, costs ten times as much.
-        expired = False
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            self._parking.unpark()
-
-        timer = self._loop.call_later(seconds, expire)
+        self._deadline = deadline = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > deadline:
+            self._set_timer(self._loop, deadline)
         try:
-            while (data := self.take()) is None and not expired:
+            while self._deadline < inf:
                 await self._parking.park()
-            return data
+                data = self.take()
+                if data is not None:
+                    return data
+            return None
         finally:
-            timer.cancel()
+            self._deadline = inf
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, moment: float) -> None:
+        """One a connection: most waits are over long before, and need none of their own."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(moment, self._come, loop, moment)
+
+    def _come(self, loop: asyncio.AbstractEventLoop, moment: float) -> None:
+        self._timer = None
+        if moment < self._deadline < inf:
+            # It was made for an earlier wait.
+            self._set_timer(loop, self._deadline)
+        elif self._deadline < inf:
+            self._deadline = inf
+            self._parking.unpark()
 
     async def wait(self) -> None:
         """Wait until something comes, and leave it there. Always a checkpoint."""
@@ -159,6 +182,9 @@ class Reader:
     def close(self) -> None:
         """Stop reading for good, before the socket is closed; a ``receive`` that waits fails."""
         self._readiness.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._failure is None:
             self._failure = _closed()
             self._parking.unpark()
