@@ -137,6 +137,21 @@ async def test_a_limit_on_waiting(pair: Pair) -> None:
     assert await pair.reader.receive_within(LIMIT) == b"later"
 
 
+@pytest.mark.parametrize("seconds", [None, float("inf")])
+async def test_no_limit_on_waiting(pair: Pair, seconds: float | None) -> None:
+    received: list[bytes | None] = []
+
+    async def receive() -> None:
+        received.append(await pair.reader.receive_within(seconds))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receive)
+        await anyio.wait_all_tasks_blocked()
+        assert received == []
+        await pair.send(b"later")
+    assert received == [b"later"]
+
+
 async def _answered_within(pair: Pair, seconds: float) -> None:
     """One wait that is answered in time; a slow machine's may be answered too late."""
 

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from .head import Head
     from .origin import Origin
-    from .request import Request
 
 __all__ = ("ClientStatistics", "HTTPClient")
 
@@ -181,8 +179,8 @@ class HTTPClient:
         :raises UpstreamClosed: the connection ended before the answer.
         :raises UpstreamInvalid: the answer is no HTTP/1.1, or its head is too large.
         """
-        if repeatable is None:
-            repeatable = method in IDEMPOTENT
+        if head_timeout is None:
+            head_timeout = self._head_timeout
         connection: ClientConnection | None
         if begun is not None:
             connection, request = begun.take()
@@ -194,15 +192,16 @@ class HTTPClient:
         try:
             if connection is not None:
                 try:
-                    head = await self._exchange(connection, request, head_timeout)
-                    return self._response(origin, connection, head)
+                    head = await connection.exchange(request, head_timeout)
+                    return Response(head, connection, origin, self._give_back)
                 except UpstreamClosed:
-                    if connection.answered or not (repeatable or connection.untouched):
+                    again = method in IDEMPOTENT if repeatable is None else repeatable
+                    if connection.answered or not (again or connection.untouched):
                         raise
                     self._retried_total += 1
             connection = await self._connect(origin, connect_timeout)
-            head = await self._exchange(connection, request, head_timeout)
-            return self._response(origin, connection, head)
+            head = await connection.exchange(request, head_timeout)
+            return Response(head, connection, origin, self._give_back)
         except BaseException:
             self._in_use -= 1
             raise
@@ -236,22 +235,10 @@ class HTTPClient:
     def _left(self) -> None:
         self._in_use -= 1
 
-    async def _exchange(
-        self, connection: ClientConnection, request: Request, head_timeout: float | None
-    ) -> Head:
-        return await connection.exchange(
-            request,
-            max_header_bytes=self._max_header_bytes,
-            head_timeout=self._head_timeout if head_timeout is None else head_timeout,
-        )
-
-    def _response(self, origin: Origin, connection: ClientConnection, head: Head) -> Response:
-        def give_back(connection: ClientConnection, reusable: bool) -> None:  # noqa: FBT001 - a callback of two facts
-            self._in_use -= 1
-            connection.idle_since = monotonic()
-            self._keep(origin, connection, reusable=reusable)
-
-        return Response(head, connection, origin.label, give_back)
+    def _give_back(self, origin: Origin, connection: ClientConnection, reusable: bool) -> None:  # noqa: FBT001 - a callback of three facts
+        self._in_use -= 1
+        connection.idle_since = monotonic()
+        self._keep(origin, connection, reusable=reusable)
 
     def has_idle(self, origin: Origin) -> bool:
         """Whether a connection is kept for ``origin`` now; it may have ended."""
@@ -282,7 +269,10 @@ class HTTPClient:
         )
         self._opened_total += 1
         return ClientConnection(
-            sock, label=origin.label, write_stall_timeout=self._write_stall_timeout
+            sock,
+            label=origin.label,
+            write_stall_timeout=self._write_stall_timeout,
+            max_header_bytes=self._max_header_bytes,
         )
 
     async def _tls(self) -> ssl.SSLContext:

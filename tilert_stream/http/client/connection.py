@@ -11,8 +11,7 @@ import ssl
 import sys
 import termios
 from contextlib import suppress
-from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 import h11
@@ -42,14 +41,21 @@ class ClientConnection:
 
     :param label: what the server is called in errors.
     :param write_stall_timeout: seconds that a write may wait without one byte being taken.
+    :param max_header_bytes: of an answer's head.
     """
 
     def __init__(
-        self, sock: socket.socket, *, label: str, write_stall_timeout: float | None
+        self,
+        sock: socket.socket,
+        *,
+        label: str,
+        write_stall_timeout: float | None,
+        max_header_bytes: int,
     ) -> None:
         self._sock = sock
         self._label = label
         self._write_stall_timeout = write_stall_timeout
+        self._max_header_bytes = max_header_bytes
         self._reader = Reader(sock)
         self._sent = 0
         self._ended = False
@@ -85,9 +91,7 @@ class ClientConnection:
         with suppress(OSError):
             self._sent = self._sock.send(request.data)
 
-    async def exchange(
-        self, request: Request, *, max_header_bytes: int, head_timeout: float | None
-    ) -> Head:
+    async def exchange(self, request: Request, head_timeout: float | None) -> Head:
         """Send ``request`` and read up to the head of its answer; closed if that fails.
 
         What ``begin`` has sent is not sent again.
@@ -98,27 +102,46 @@ class ClientConnection:
         :raises UpstreamInvalid: the answer is no HTTP/1.1, or its head is too large.
         :raises UpstreamTimeout: the server took nothing, or did not answer.
         """
-        self.answered = False
         try:
-            unsent = await self._write(request.data)
-            begin = await self._await_begin(unsent, head_timeout)
-            head: Head | None = None
-            if begin is not None:
-                bodiless = request.head.method == b"HEAD"
-                head = read_plain_head(begin, limit=max_header_bytes, bodiless=bodiless)
-                if head is None:
-                    with anyio.move_on_after(head_timeout):
-                        head = await self._read_head(request.head, begin, unsent, max_header_bytes)
-            if head is not None:
-                self._sent = 0
-                # Whoever answers early may never read the rest, and would wait for it for ever.
-                return head if unsent is None else head._replace(keep_alive=False)
+            if not self._sent:
+                self.begin(request)
+            unsent = None
+            if self._sent < len(request.data):
+                unsent = await self._write(request.data)
+            begin = await self._reader.receive_within(head_timeout)
+            if not begin:
+                self._miss(begin, unsent, head_timeout)
+            self.answered = True
+            head = read_plain_head(
+                begin, limit=self._max_header_bytes, bodiless=request.head.method == b"HEAD"
+            )
+            if head is None:
+                head = await self._read_head(request.head, begin, unsent, head_timeout)
+        except ClientGone as error:
+            self._fail()
+            raise self._broken(error) from error
         except BaseException:
-            self.untouched = not self.answered and self._none_taken()
-            self.close()
+            self._fail()
             raise
+        self._sent = 0
+        # Whoever answers early may never read the rest, and would wait for it for ever.
+        return head if unsent is None else head._replace(keep_alive=False)
+
+    def _fail(self) -> None:
+        self.untouched = not self.answered and self._none_taken()
         self.close()
-        raise UpstreamTimeout(f"{self._label} did not answer in {head_timeout:g} s")
+
+    def _miss(
+        self, begin: bytes | None, unsent: OSError | None, head_timeout: float | None
+    ) -> NoReturn:
+        """Say why no byte of an answer has come."""
+        if begin is None:
+            raise self._late(head_timeout)
+        self._ended = True
+        raise self._unanswered() from unsent
+
+    def _late(self, head_timeout: float | None) -> UpstreamTimeout:
+        return UpstreamTimeout(f"{self._label} did not answer in {head_timeout:g} s")
 
     async def _write(self, data: bytes) -> OSError | None:
         """Send ``data``; why not all of it went out: an answer may be there all the same.
@@ -156,25 +179,15 @@ class ClientConnection:
         count = fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))
         return int.from_bytes(count, sys.byteorder) >= self._sent
 
-    async def _await_begin(self, unsent: OSError | None, within: float | None) -> bytes | None:
-        """The first bytes of an answer; None: none came in time."""
-        try:
-            if within is None or within == inf:
-                data: bytes | None = await self._reader.receive()
-            else:
-                data = await self._reader.receive_within(within)
-        except ClientGone as error:
-            raise self._broken(error) from error
-        if data == b"":
-            self._ended = True
-            raise self._unanswered() from unsent
-        self.answered = data is not None
-        return data
-
     async def _read_head(
-        self, request: h11.Request, begin: bytes, unsent: OSError | None, max_header_bytes: int
+        self, request: h11.Request, begin: bytes, unsent: OSError | None, within: float | None
     ) -> Head:
-        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=max_header_bytes)
+        with anyio.move_on_after(within):
+            return await self._read_parts(request, begin, unsent)
+        raise self._late(within)
+
+    async def _read_parts(self, request: h11.Request, begin: bytes, unsent: OSError | None) -> Head:
+        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=self._max_header_bytes)
         parser.send(request)
         parser.send(_END)
         parser.receive_data(begin)

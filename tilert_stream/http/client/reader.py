@@ -83,11 +83,13 @@ class Reader:
             await self._parking.park()
         return data
 
-    async def receive_within(self, seconds: float) -> bytes | None:
-        """``receive``, but None if nothing has come in ``seconds``."""
+    async def receive_within(self, seconds: float | None) -> bytes | None:
+        """``receive``, but None if nothing has come in ``seconds``; None: wait for ever."""
         data = self.take()
         if data is not None:
             return data
+        if seconds is None or seconds == inf:
+            return await self.receive()
         if self._loop is None:
             with anyio.move_on_after(seconds):
                 return await self.receive()

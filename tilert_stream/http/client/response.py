@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from .connection import ClientConnection
     from .head import Head
+    from .origin import Origin
 
 __all__ = ("Response",)
 
@@ -20,26 +21,40 @@ __all__ = ("Response",)
 class Response:
     """The answer to one request. Whoever has it closes it.
 
+    :param origin: who has answered.
     :param give_back: takes the connection when this is closed, and whether it can be used again.
     """
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_give_back",
+        "_keep_alive",
+        "_left",
+        "_origin",
+        "headers",
+        "label",
+        "status",
+    )
 
     def __init__(
         self,
         head: Head,
         connection: ClientConnection,
-        label: str,
-        give_back: Callable[[ClientConnection, bool], None],
+        origin: Origin,
+        give_back: Callable[[Origin, ClientConnection, bool], None],
     ) -> None:
         self.status = head.status
         self.headers = head.headers
         """Names in lower case."""
-        self.label = label
+        self.label = origin.label
         """What the server is called in errors."""
         self._left = head.left
         self._body = head.body
         self._keep_alive = head.keep_alive
         self._connection = connection
-        self._give_back: Callable[[ClientConnection, bool], None] | None = give_back
+        self._origin = origin
+        self._give_back: Callable[[Origin, ClientConnection, bool], None] | None = give_back
 
     @property
     def complete(self) -> bool:
@@ -126,22 +141,26 @@ class Response:
         :raises UpstreamTimeout: it did not come in time.
         :raises UpstreamClosed: the connection ended before the body.
         """
-        body = bytearray()
+        body = b""
         if self._left:
             # A short answer has come with its head: it needs no timer.
             data, self._left = self._left, b""
-            self._add(body, self._feed(data), limit)
+            body = self._feed(data)
+            self._check(len(body), limit)
         if self._body.complete:
-            return bytes(body)
+            return body
         with anyio.move_on_after(within):
-            while piece := await self.receive():
-                self._add(body, piece, limit)
-            return bytes(body)
+            return await self._read_on(bytearray(body), limit)
         raise UpstreamTimeout(f"the answer of {self.label} was not complete after {within:g} s")
 
-    def _add(self, body: bytearray, piece: bytes, limit: int) -> None:
-        body += piece
-        if len(body) > limit:
+    async def _read_on(self, body: bytearray, limit: int) -> bytes:
+        while piece := await self.receive():
+            body += piece
+            self._check(len(body), limit)
+        return bytes(body)
+
+    def _check(self, size: int, limit: int) -> None:
+        if size > limit:
             raise UpstreamInvalid(f"the answer of {self.label} is over {limit} bytes")
 
     def close(self) -> None:
@@ -150,7 +169,7 @@ class Response:
             give_back, self._give_back = self._give_back, None
             reusable = self._keep_alive and self.complete and self._body.clean
             self._connection.on_ready(None)
-            give_back(self._connection, reusable)
+            give_back(self._origin, self._connection, reusable)
 
 
 class _Chunks:
