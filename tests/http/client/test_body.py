@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import h11
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tilert_stream.http.client import UpstreamInvalid
@@ -96,6 +97,7 @@ def test_chunks_for_every_cut(
     many=st.integers(0, 60),
     cuts=CUTS,
 )
+@example(data=b"0;\r\r\n", many=0, cuts=[])
 def test_what_h11_reads_it_reads_and_what_it_refuses_it_refuses(
     data: bytes, many: int, cuts: list[int]
 ) -> None:
@@ -105,8 +107,9 @@ def test_what_h11_reads_it_reads_and_what_it_refuses_it_refuses(
     try:
         content = feed(body, data, cuts)
     except UpstreamInvalid:
-        # h11 may wait for the rest of a line to see it.
-        assert by_h11(data + b"\r\n" * 4) is None
+        # h11 may wait for the rest of a line to see it, and lets a bare CR pass in an extension.
+        data += b"\r\n" * 4
+        assert by_h11(data) is None or re.search(rb";[^\n]*\r[^\n]", data)
         return
     if expected is not None:
         assert content == expected
