@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -37,8 +37,7 @@ LINE_BYTES: Final = 1024 * 1024
 """The longest line: 100,000 ids, or 1,000 with 20 logprobs each."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTokens:
+class DecodeTokens(NamedTuple):
     """Ids of one or more chains."""
 
     ids: tuple[int, ...]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from os import urandom
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .prompt_digest import prompt_digest
 
@@ -20,8 +19,7 @@ FORETOLD: Final = 2**32
 """From here on generations are chosen by routers; see ``tilert_transports.control.grant_id``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """A slot that a decode node holds for one request."""
 
     request: str

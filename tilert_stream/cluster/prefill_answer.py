@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import orjson
 
@@ -23,8 +23,7 @@ _TOKEN: Final = re.compile(r"token_id:([0-9]{1,10})")
 _GIVEN_UP: Final = frozenset({"abort", "error", "cancelled"})
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillAnswer:
+class PrefillAnswer(NamedTuple):
     """What prefill says of a computed prompt."""
 
     first: TokenBatch

@@ -151,9 +151,10 @@ class PrefillCall:
         self._client = client
         self._model = model
         self._answer_timeout = answer_timeout
-        self._headers = [("content-type", "application/json")]
-        if api_key is not None:
-            self._headers.append(("authorization", f"Bearer {api_key}"))
+        content = ("content-type", "application/json")
+        self._headers = (
+            (content,) if api_key is None else (content, ("authorization", f"Bearer {api_key}"))
+        )
 
     def begin(
         self, request: GenerateRequest, kv_transfer_params: Mapping[str, object] | None
@@ -188,7 +189,7 @@ class PrefillCall:
         """
         label = self.origin.label
         body = b"" if begun is not None else self._body(request, kv_transfer_params)
-        async with self._client.request(
+        response = await self._client.open(
             self.origin,
             "POST",
             "/v1/completions",
@@ -196,11 +197,14 @@ class PrefillCall:
             body,
             head_timeout=self._answer_timeout,
             begun=begun,
-        ) as response:
+        )
+        try:
             if (response.header(b"content-type") or "").startswith("text/event-stream"):
                 # It may go on for as long as a whole answer takes.
                 raise UpstreamInvalid(f"{label} sent an event stream, although stream is false")
             answer = await response.read(_answer_bytes(request), within=self._answer_timeout)
+        finally:
+            response.close()
         if response.status != 200:
             after = retry_after(response.header)
             refusal = refusal_of(response.status, answer, label=label, after=after)

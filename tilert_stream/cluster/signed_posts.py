@@ -13,6 +13,8 @@ from .refusals import retry_after
 from .signing import Signing
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from ..http.client import Begun, HTTPClient, Response
     from .address import NodeAddress
     from .signing import Sign
@@ -28,7 +30,7 @@ class Posted(NamedTuple):
     status: int
     body: bytes
     after: float | None
-    """Its ``Retry-After``, in seconds."""
+    """Its ``Retry-After``, in seconds, if it is a refusal."""
 
 
 class SignedPosts:
@@ -72,15 +74,23 @@ class SignedPosts:
             answer = await response.read(ANSWER_BYTES, within=self.answer_timeout)
         finally:
             response.close()
-        return Posted(response.status, answer, retry_after(response.header))
+        after = None if response.status == 200 else retry_after(response.header)
+        return Posted(response.status, answer, after)
 
-    async def open(
+    def open(
         self, path: str, body: bytes, head_timeout: float, begun: Begun | None = None
-    ) -> Response:
+    ) -> Awaitable[Response]:
         """The head of the answer to a call; close what is returned.
 
         :raises ~tilert_stream.http.client.UpstreamError: the node did not answer.
         """
+        if self._signing.off:
+            return self._send(path, body, head_timeout, begun)
+        return self._open_signed(path, body, head_timeout, begun)
+
+    async def _open_signed(
+        self, path: str, body: bytes, head_timeout: float, begun: Begun | None
+    ) -> Response:
         node = self._signing.node
         response = await self._send(path, body, head_timeout, begun)
         if self._signing.learn(response, node):
@@ -88,10 +98,10 @@ class SignedPosts:
             return await self._send(path, body, head_timeout)
         return response
 
-    async def _send(
+    def _send(
         self, path: str, body: bytes, head_timeout: float, begun: Begun | None = None
-    ) -> Response:
+    ) -> Awaitable[Response]:
         headers = self._signing.headers("POST", path, body)
-        return await self._client.open(
+        return self._client.open(
             self.origin, "POST", path, headers, body, head_timeout=head_timeout, begun=begun
         )

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..http.client import Response
 
@@ -22,6 +22,9 @@ Sign: TypeAlias = "Callable[[str, str, str, bytes], str]"
 
 SIGNATURE: Final = "tilert-signature"
 NODE: Final = b"tilert-node"
+
+UNSIGNED: Final = (("content-type", "application/json"),)
+"""The headers of a call with a JSON body."""
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -39,12 +42,16 @@ class Signing:
         self.node: str | None = None
         """Who answers there; None: not known yet."""
 
-    def headers(self, method: str, target: str, body: bytes) -> list[tuple[str, str]]:
+    @property
+    def off(self) -> bool:
+        """Nothing is signed."""
+        return self._sign is None
+
+    def headers(self, method: str, target: str, body: bytes) -> Sequence[tuple[str, str]]:
         """The headers of one call with a JSON body; signed, if the node is known."""
-        headers = [("content-type", "application/json")]
-        if self._sign is not None and self.node is not None:
-            headers.append((SIGNATURE, self._sign(self.node, method, target, body)))
-        return headers
+        if self._sign is None or self.node is None:
+            return UNSIGNED
+        return (*UNSIGNED, (SIGNATURE, self._sign(self.node, method, target, body)))
 
     def learn(self, response: Response, meant: str | None) -> bool:
         """Whether ``response`` refuses a call for ``meant`` because somebody else answers there.

@@ -73,3 +73,12 @@ def test_its_label_is_the_url_unless_it_has_one() -> None:
     assert Origin.parse("http://[::1]:8000/v").label == "http://[::1]:8000/v"
     assert Origin.parse("http+unix:///a.sock").label == "http+unix:///a.sock"
     assert Origin.parse("http://node", label="the node").label == "the node"
+
+
+def test_an_origin_is_what_it_consists_of() -> None:
+    one, other = (Origin.parse("http://node:80/a", label="x") for _ in range(2))
+    assert one == other
+    assert len({one, other, one.labelled("y")}) == 2
+    assert repr(one) == (
+        "Origin(scheme='http', host='node', port=80, uds=None, prefix='/a', label='x')"
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, NamedTuple, TypeAlias, cast
 from urllib.parse import unquote, urlsplit
 
 from ...errors import ConfigError
@@ -16,8 +15,7 @@ Scheme: TypeAlias = Literal["http", "https", "http+unix"]
 _PORTS: Final = {"http": 80, "https": 443, "http+unix": 0}
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """A server, as ``parse`` reads it from a URL."""
 
     scheme: Scheme
@@ -60,7 +58,7 @@ class Origin:
 
     def labelled(self, label: str) -> Origin:
         """This origin, called ``label`` before clients."""
-        return replace(self, label=label)
+        return self._replace(label=label)
 
     def __str__(self) -> str:
         where = self.netloc if self.uds is None else self.uds
@@ -88,7 +86,7 @@ def _parse(url: str, label: str | None) -> Origin:
         origin = Origin(scheme, _host(parts.netloc, parts.hostname), port)
         if not port:
             raise ValueError("its port is 0")
-    origin = replace(origin, prefix=_prefix(prefix))
+    origin = origin._replace(prefix=_prefix(prefix))
     return origin.labelled(label or str(origin))
 
 
