@@ -50,3 +50,12 @@ def test_a_burst_behind_a_long_rest_is_not_high(clocks: Clocks) -> None:
 def test_the_clocks_are_this_threads_by_default() -> None:
     pressure = Pressure()
     assert not pressure.high()
+
+
+def test_what_it_was_is_what_was_said_last(clocks: Clocks) -> None:
+    assert not clocks.pressure.was_high
+    assert clocks.after(WINDOW * 1.1, 1.0)
+    clocks.now += 60
+    assert clocks.pressure.was_high
+    assert not clocks.pressure.high()
+    assert not clocks.pressure.was_high

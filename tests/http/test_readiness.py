@@ -239,6 +239,8 @@ async def test_more_sockets_than_one_turn_looks_after(
 class Pressed:
     """A thread without any time left."""
 
+    was_high = True
+
     def high(self) -> bool:
         return True
 
@@ -275,6 +277,72 @@ async def test_under_pressure_many_rest_and_nothing_is_lost(
     assert looks == [True, True, False], "one alone need not rest"
     for readiness in readinesses:
         readiness.stop()
+
+
+async def test_whoever_takes_long_lets_others_pass(
+    pair: tuple[socket.socket, socket.socket],
+    another_pair: tuple[socket.socket, socket.socket],
+) -> None:
+    """Without a turn of the loop: in a task, and within a call of the loop's own."""
+    read: list[bytes] = []
+
+    def take_long() -> None:
+        read.append(b"begun by " + pair[0].recv(9))
+        another_pair[1].send(b"2")
+        long.let_others_pass()
+        read.append(b"ended")
+
+    another_pair[1].settimeout(0)
+    long = Readiness(pair[0], take_long)
+    other = Readiness(another_pair[0], lambda: read.append(another_pair[0].recv(1)))
+    long.start()
+    other.start()
+    another_pair[1].send(b"1")
+    long.let_others_pass()
+    assert read == [b"1"]
+    pair[1].send(b"x")
+    await turn()
+    assert read == [b"1", b"begun by x", b"2", b"ended"]
+    long.stop()
+    other.stop()
+
+
+async def test_who_has_passed_is_not_called_again_for_the_same(
+    pair: tuple[socket.socket, socket.socket],
+    another_pair: tuple[socket.socket, socket.socket],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    read: list[bytes] = []
+    both: list[Readiness] = []
+
+    def take(sock: socket.socket) -> None:
+        read.append(sock.recv(1))
+        both[0].let_others_pass()
+
+    for sock, far in (pair, another_pair):
+        both.append(Readiness(sock, lambda sock=sock: take(sock)))  # type: ignore[misc]
+        both[-1].start()
+        far.send(b"x")
+    await turn()
+    assert read == [b"x", b"x"]
+    assert not caplog.records, "a third call would have found nothing to read"
+    for each in both:
+        each.stop()
+
+
+async def test_under_pressure_nobody_passes(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_set, "Pressure", Pressed)
+    read: list[bytes] = []
+    readiness = Readiness(pair[0], lambda: read.append(pair[0].recv(9)))
+    readiness.start()
+    pair[1].send(b"x")
+    readiness.let_others_pass()
+    assert read == []
+    await turn()
+    assert read == [b"x"]
+    readiness.stop()
 
 
 def test_a_socket_that_nobody_has_closed_does_not_keep_its_loop(

@@ -161,6 +161,8 @@ class Connection:
             scope["extensions"][NAME_REQUEST] = record.name
             exchange.begin(self._heads.take_behind())
             exchange.read_ready()
+            # What the app has to do before anything is sent takes as long once more.
+            self._input.let_others_pass()
         except TilertStreamError as error:
             await self._refuse(error, record, head_only=_is_head(request))
             if self._settings.access_log:

@@ -154,6 +154,8 @@ class HeadReader:
             self._at_once += 1
             data = self._input.ready()
             if data is not None:
+                # All that was behind the last answer, too, was done in one go.
+                self._input.let_others_pass()
                 self.input_ended = not data
                 if self.input_ended or self._begun(data):
                     return not self.input_ended

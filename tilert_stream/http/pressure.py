@@ -42,6 +42,11 @@ class Pressure:
         self._cpu_begin = cpu_clock()
         self._high = False
 
+    @property
+    def was_high(self) -> bool:
+        """What ``high`` has said last; costs nothing."""
+        return self._high
+
     def high(self) -> bool:
         """Whether it was, from a moment not long before the last time that this was asked."""
         now = self._clock()

@@ -39,6 +39,10 @@ class Readiness:
         """Call from now on. Sync, idempotent."""
         self._set.add(self._fd, self._callback)
 
+    def let_others_pass(self) -> None:
+        """Call whoever else can read now: what is done for this one takes long. Sync."""
+        self._set.let_pass()
+
     def stop(self) -> None:
         """Call no more; before the socket is closed, at the latest. Sync, idempotent."""
         self._set.discard(self._fd, self._callback)

@@ -39,6 +39,10 @@ class SocketInput:
         """
         return receive_ready(self._sock)
 
+    def let_others_pass(self) -> None:
+        """As ``Readiness.let_others_pass``. Sync."""
+        self._readiness.let_others_pass()
+
     async def receive(self) -> bytes:
         """Wait for bytes; empty at the end of the input. Always a checkpoint.
 

@@ -3,7 +3,8 @@
 All are in one set of the kernel's (``epoll``), which is itself what the event loop waits for: one
 wake of it calls whoever can read, however many they are, and to begin and to stop is one system
 call each. Where an event loop has no time left, many that can be read rest for a moment: the next
-look finds more in each of them, for the same work.
+look finds more in each of them, for the same work. Where it has some, whoever takes long lets
+others pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import anyio.lowlevel
 from .pressure import Pressure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ("EVENTS", "SelectorSet", "SocketSet", "new_set", "sets_of_loops", "socket_set")
 
@@ -70,6 +71,8 @@ class SocketSet:
     def __init__(self) -> None:
         self._set = new_set()
         self._callbacks: dict[int, Callable[[], object]] = {}
+        self._ready: Iterator[tuple[int, int]] = iter(())
+        """What the last look has found, and nobody has been called for yet."""
         self._pressure = Pressure()
 
     def fileno(self) -> int:
@@ -96,8 +99,28 @@ class SocketSet:
 
     def call(self) -> bool:
         """Call whoever can read now; whether all may rest for a moment then. Sync."""
-        ready = self._set.poll(0, EVENTS)
-        for fd, _ in ready:
+        found = self._look()
+        return found >= CROWD and self._pressure.high()
+
+    def let_pass(self) -> None:
+        """``call`` in the midst of other work, for tokens that need not wait for its end. Sync.
+
+        Within a task, too: a call runs inside of it, and another task is woken. Where the event
+        loop has no time left, nobody passes: then it is worth more to do much at once.
+        """
+        if not self._pressure.was_high:
+            self._call_ready()
+            self._look()
+
+    def _look(self) -> int:
+        found = self._set.poll(0, EVENTS)
+        self._ready = iter(found)
+        self._call_ready()
+        return len(found)
+
+    def _call_ready(self) -> None:
+        # Whoever is called may let others pass: each of them is called once.
+        for fd, _ in self._ready:
             # Whoever was called before may have stopped it.
             callback = self._callbacks.get(fd)
             if callback is not None:
@@ -105,7 +128,6 @@ class SocketSet:
                     callback()
                 except Exception:
                     logger.exception("whoever was told that a socket can be read has failed")
-        return len(ready) >= CROWD and self._pressure.high()
 
     def call_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have ``loop``, the running one, ``call`` from now on. Sync."""

@@ -90,6 +90,8 @@ class ClientConnection:
         self.answered = False
         with suppress(OSError):
             self._sent = self._sock.send(request.data)
+        # Its answer takes a while, and so did getting here.
+        self._reader.let_others_pass()
 
     async def exchange(self, request: Request, head_timeout: float | None) -> Head:
         """Send ``request`` and read up to the head of its answer; closed if that fails.

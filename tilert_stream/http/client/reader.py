@@ -72,6 +72,10 @@ class Reader:
         """Whether something has been read ahead, an end or a failure included."""
         return bool(self._pieces) or self._failure is not None
 
+    def let_others_pass(self) -> None:
+        """As ``Readiness.let_others_pass``. Sync."""
+        self._readiness.let_others_pass()
+
     async def receive(self) -> bytes:
         """What is there, or what comes first; empty at the end of the input.
 
